@@ -1,0 +1,241 @@
+"""Numbered events: what a dashboard, a log or a flow controller can know about the run.
+
+Every event carries ``sequence``, run-wide and without gaps, ``run_id`` and ``monotonic_ns`` (the broker's clock).
+:func:`to_plain` and :func:`from_plain` turn an event into plain values and back (the PUB socket, replay, ``--json``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+__all__ = [
+    "EpisodeEvicted",
+    "EpisodePublished",
+    "Event",
+    "GenerationCompleted",
+    "GenerationRequested",
+    "MessageRejected",
+    "RolloutRefused",
+    "StateChanged",
+    "TicketReissued",
+    "WorkerExited",
+    "WorkerFailure",
+    "WorkerJoined",
+    "WorkerLeft",
+    "WorkerRestarted",
+    "WorkerReturned",
+    "WorkerStalled",
+    "from_plain",
+    "to_plain",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Common part of all events."""
+
+    kind: ClassVar[str] = ""
+    sequence: int
+    run_id: int
+    monotonic_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EpisodeEvent(Event):
+    episode_id: int
+    generation: int
+    slot: int
+    valid_frame_indices: tuple[int, ...]
+    eligible_anchor_indices: tuple[int, ...]
+    valid_frames: int
+    eligible_anchors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodePublished(_EpisodeEvent):
+    """An episode can be sampled from now on."""
+
+    kind: ClassVar[str] = "published"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeEvicted(_EpisodeEvent):
+    """An episode was replaced."""
+
+    kind: ClassVar[str] = "evicted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequested(Event):
+    """``reason``: start, manual, threshold, continuous."""
+
+    kind: ClassVar[str] = "generation_requested"
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationCompleted(Event):
+    """All rollouts of a generation are published; ``seconds`` since it was requested."""
+
+    kind: ClassVar[str] = "generation_completed"
+    generation: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChanged(Event):
+    """The service's state (B6)."""
+
+    kind: ClassVar[str] = "state_changed"
+    previous: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJoined(Event):
+    """A worker said hello and is ready."""
+
+    kind: ClassVar[str] = "worker_joined"
+    worker_id: str
+    host: str
+    pid: int
+    environment: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLeft(Event):
+    """A worker left in good order."""
+
+    kind: ClassVar[str] = "worker_left"
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStalled(Event):
+    """Nothing was heard of a worker for ``silent_for`` seconds; its ticket goes to someone else."""
+
+    kind: ClassVar[str] = "worker_stalled"
+    worker_id: str
+    silent_for: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReturned(Event):
+    """A stalled worker is heard again."""
+
+    kind: ClassVar[str] = "worker_returned"
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRestarted(Event):
+    """The supervisor starts the worker anew."""
+
+    kind: ClassVar[str] = "worker_restarted"
+    worker_id: str
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited(Event):
+    """A local worker's process ended; ``exit_code`` negative: by that signal."""
+
+    kind: ClassVar[str] = "worker_exited"
+    worker_id: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailure(Event):
+    """A worker failed, with its cause."""
+
+    kind: ClassVar[str] = "worker_failed"
+    worker_id: str
+    module: str
+    type_name: str
+    message: str
+    traceback_text: str
+    phase: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicketReissued(Event):
+    """A ticket missed its start or finish, or its worker is gone."""
+
+    kind: ClassVar[str] = "ticket_reissued"
+    generation: int
+    rollout: int
+    old_ticket_id: int
+    new_ticket_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRefused(Event):
+    """A rollout was refused, and why."""
+
+    kind: ClassVar[str] = "rollout_refused"
+    worker_id: str
+    ticket_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRejected(Event):
+    """Bytes that are no message arrived; ``total`` counts them (events are limited in rate, the count is not)."""
+
+    kind: ClassVar[str] = "message_rejected"
+    socket: str
+    reason: str
+    total: int
+
+
+_KINDS: dict[str, type[Event]] = {
+    cls.kind: cls
+    for cls in (
+        EpisodePublished,
+        EpisodeEvicted,
+        GenerationRequested,
+        GenerationCompleted,
+        StateChanged,
+        WorkerJoined,
+        WorkerLeft,
+        WorkerStalled,
+        WorkerReturned,
+        WorkerRestarted,
+        WorkerExited,
+        WorkerFailure,
+        TicketReissued,
+        RolloutRefused,
+        MessageRejected,
+    )
+}
+
+
+def to_plain(event: Event) -> dict[str, Any]:
+    """The event as plain values, ``kind`` included."""
+    return {"kind": event.kind} | {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
+
+
+def from_plain(plain: dict[str, Any]) -> Event:
+    """The event that :func:`to_plain` described.
+
+    Raises:
+        ValueError: an unknown kind, a missing or an unknown field.
+    """
+    rest = dict(plain)
+    kind = rest.pop("kind", None)
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ValueError(f"unknown kind of event {kind!r}; known: {', '.join(sorted(_KINDS))}")
+    names = {f.name for f in dataclasses.fields(cls)}
+    if rest.keys() != names:
+        raise ValueError(f"event {kind!r}: fields {sorted(names ^ rest.keys())} are missing or unknown")
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in rest.items()}
+    return cls(**values)
