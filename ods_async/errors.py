@@ -36,6 +36,7 @@ __all__ = [
     "RolloutRefusedError",
     "RunChangedError",
     "SchemaMismatchError",
+    "SessionLostError",
     "SharedMemoryError",
     "StartCancelledError",
     "StateError",
@@ -158,6 +159,10 @@ class ProtocolError(PeerError):
 
 class RunChangedError(PeerError):
     """The broker at this endpoint was restarted: another run. Fields: ``endpoint``, ``old_run_id``, ``new_run_id``."""
+
+
+class SessionLostError(PeerError):
+    """The broker does not know this connection (it was restarted, or forgot it): connect again, then ask again."""
 
 
 class SharedMemoryError(OdsError, OSError):

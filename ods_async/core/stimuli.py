@@ -18,6 +18,7 @@ from ods_async.errors import OdsError
 
 __all__ = [
     "Announce",
+    "AnswerLost",
     "AnswerRequest",
     "AskedFor",
     "BufferFailed",
@@ -125,6 +126,15 @@ class FrameGathered:
 
     lease_id: int
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLost:
+    """An answer could not be sent, because its asker is gone: nobody received it."""
+
+    peer: Peer
+    request_id: int
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
