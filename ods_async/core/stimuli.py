@@ -115,9 +115,10 @@ class BufferFailed:
 
 @dataclass(frozen=True, slots=True)
 class RolloutWritten:
-    """The data of ``job_id`` is in its rows; they can be published."""
+    """The data of ``job_id`` is in its rows, which can be published; with an ``error`` it is not."""
 
     job_id: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
