@@ -1,0 +1,320 @@
+"""Which row holds which episode, which rows are spare, and who still reads what. Bookkeeping only, no data.
+
+A *slot* is a logical place in the buffer; a *row* is memory. Each row is in one of four states:
+
+* spare: free to be taken for writing;
+* reserved: taken by :meth:`TrajectoryStore.take_spare`, being written;
+* occupied: behind a slot, can be planned on and leased;
+* retired: replaced, but still under a lease; it becomes spare when its last lease ends.
+
+So nothing moves under a reader whose lease holds. A reader that slept past its deadline is warned by the row's stamp:
+odd while the row is being written, even when it is whole, and larger after every write.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ods_async.core.episode import Episode
+
+__all__ = ["Lease", "Occupant", "Place", "Published", "TrajectoryStore"]
+
+_SPARE, _RESERVED, _OCCUPIED, _RETIRED = range(4)
+
+
+@lru_cache(maxsize=1024)
+def _indices(start: int, end: int) -> tuple[int, ...]:
+    """``start … end-1``, shared between the many episodes of one length."""
+    return tuple(range(start, end))
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """What the service remembers of a published episode.
+
+    Attributes:
+        episode_id: from 0, one per published episode.
+        generation: the generation it was made for.
+        length: its steps; exactly these are valid.
+        anchors: half-open runs of steps of non-negative continuity, in order: the steps a context may be anchored at.
+    """
+
+    episode_id: int
+    generation: int
+    length: int
+    anchors: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, episode: Episode, episode_id: int, generation: int) -> Occupant:
+        """The occupant for ``episode``; without a ``continuity_id`` every step is taken to be continuous."""
+        continuity = episode.arrays.get(("continuity_id",))
+        if continuity is None:
+            return cls(episode_id, generation, episode.length, ((0, episode.length),))
+        inside = np.zeros(episode.length + 2, np.int8)
+        inside[1:-1] = np.asarray(continuity, np.int64) >= 0
+        turns = np.flatnonzero(np.diff(inside)).tolist()
+        return cls(episode_id, generation, episode.length, tuple(zip(turns[::2], turns[1::2], strict=True)))
+
+    @property
+    def valid_indices(self) -> tuple[int, ...]:
+        """The valid steps, in order."""
+        return _indices(0, self.length)
+
+    @property
+    def anchor_indices(self) -> tuple[int, ...]:
+        """The steps a context may be anchored at, in order."""
+        if len(self.anchors) == 1:
+            return _indices(*self.anchors[0])
+        return tuple(step for run in self.anchors for step in range(*run))
+
+    @property
+    def eligible_anchors(self) -> int:
+        """How many steps a context may be anchored at."""
+        return sum(end - start for start, end in self.anchors)
+
+
+class Place(NamedTuple):
+    """An occupied slot."""
+
+    slot: int
+    row: int
+    occupant: Occupant
+
+
+class Published(NamedTuple):
+    """What :meth:`TrajectoryStore.publish` did: where the episode is, and what it replaced (None, None: nothing)."""
+
+    slot: int
+    evicted: Occupant | None
+    retired_row: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The promise that ``rows`` stay unchanged until it is released, or until ``deadline`` (monotonic seconds)."""
+
+    lease_id: int
+    session: bytes
+    deadline: float
+    rows: frozenset[int]
+
+
+class TrajectoryStore:
+    """Slots, rows, leases and stamps of one buffer.
+
+    Args:
+        slots: places of the buffer, at least 1.
+        rows: rows of memory, at least ``slots + 1``: what is written next must not be what can be read.
+
+    Raises:
+        ValueError: sizes that cannot work, or a row used in a state that forbids it (an error of the caller, never of a
+            peer: nothing a peer sends reaches these checks).
+    """
+
+    def __init__(self, slots: int, rows: int) -> None:
+        if slots < 1 or rows <= slots:
+            raise ValueError(f"a store needs at least one slot and more rows than slots, found {slots} and {rows}")
+        self.slots = slots
+        self.rows = rows
+        self._state = [_SPARE] * rows
+        self._spare = deque(range(rows))
+        self._by_age = deque(range(slots))  # the slot to be replaced next comes first
+        self._row_of_slot: list[int | None] = [None] * slots
+        self._slot_of_row: list[int | None] = [None] * rows
+        self._occupants: list[Occupant | None] = [None] * rows
+        self._episodes = 0
+        self._stamps = np.zeros(rows, np.int64)
+        self._held = [0] * rows
+        self._leases: dict[int, Lease] = {}
+        self._sessions: dict[bytes, set[int]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._next_lease = 1
+
+    # --- rows for writing -------------------------------------------------------------------------------------------
+
+    @property
+    def spare(self) -> int:
+        """How many rows could be taken now."""
+        return len(self._spare)
+
+    @property
+    def retired(self) -> int:
+        """How many replaced rows wait for their last lease to end."""
+        return self._state.count(_RETIRED)
+
+    def take_spare(self, n: int) -> tuple[int, ...] | None:
+        """Reserve ``n`` rows for writing, the longest unused first; None, reserving nothing, while there are fewer."""
+        if n > len(self._spare):
+            return None
+        rows = tuple(self._spare.popleft() for _ in range(n))
+        for row in rows:
+            self._state[row] = _RESERVED
+        return rows
+
+    def give_back(self, rows: Iterable[int]) -> None:
+        """Reserved rows that will not be published become spare again."""
+        for row in rows:
+            self._expect(row, _RESERVED, "given back")
+            self._free(row)
+
+    def next_stamps(self, rows: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Stamps for writing reserved ``rows``: ``(dirty, clean)``, odd and even, each larger than any before it."""
+        for row in rows:
+            self._expect(row, _RESERVED, "stamped")
+        dirty = tuple(int(self._stamps[row]) + 1 for row in rows)
+        for row in rows:
+            self._stamps[row] += 2
+        return dirty, tuple(stamp + 1 for stamp in dirty)
+
+    # --- publishing -------------------------------------------------------------------------------------------------
+
+    @property
+    def episodes(self) -> int:
+        """How many slots hold an episode."""
+        return self._episodes
+
+    def next_evictions(self, n: int) -> int:
+        """How many episodes the next ``n`` publications will replace."""
+        return max(0, self._episodes + n - self.slots)
+
+    def publish(self, row: int, occupant: Occupant) -> Published:
+        """Put the episode in a reserved ``row`` behind the oldest slot (B18); the old row is freed or retired."""
+        self._expect(row, _RESERVED, "published")
+        slot = self._by_age.popleft()
+        self._by_age.append(slot)
+        old_row = self._row_of_slot[slot]
+        evicted = None
+        if old_row is None:
+            self._episodes += 1
+        else:
+            evicted = self._occupants[old_row]
+            self._occupants[old_row] = None
+            self._slot_of_row[old_row] = None
+            if self._held[old_row]:
+                self._state[old_row] = _RETIRED
+            else:
+                self._free(old_row)
+        self._row_of_slot[slot] = row
+        self._slot_of_row[row] = slot
+        self._occupants[row] = occupant
+        self._state[row] = _OCCUPIED
+        return Published(slot, evicted, old_row)
+
+    def occupants(self) -> Iterator[Place]:
+        """The occupied slots, in order of slot."""
+        for slot, row in enumerate(self._row_of_slot):
+            if row is not None:
+                occupant = self._occupants[row]
+                assert occupant is not None
+                yield Place(slot, row, occupant)
+
+    def occupant(self, row: int) -> Occupant | None:
+        """The episode that can be sampled from ``row``, or None."""
+        return self._occupants[row]
+
+    def slot_of(self, row: int) -> int | None:
+        """The slot in front of ``row``, or None."""
+        return self._slot_of_row[row]
+
+    def stamp(self, row: int) -> int:
+        """The stamp a published ``row`` carries in memory."""
+        return int(self._stamps[row])
+
+    def stamps_of(self, rows: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The stamps of many rows at once, int64 of the same shape."""
+        stamps: NDArray[np.int64] = self._stamps[rows]
+        return stamps
+
+    # --- leases -----------------------------------------------------------------------------------------------------
+
+    @property
+    def open_leases(self) -> int:
+        """How many leases are neither released nor expired."""
+        return len(self._leases)
+
+    def lease(self, rows: Iterable[int] | NDArray[np.integer], session: bytes, deadline: float) -> int:
+        """Keep occupied ``rows`` (repeats count once) unchanged for ``session`` until ``deadline``; a new lease id.
+
+        ``deadline`` is in monotonic seconds; ``math.inf`` for a lease that only a release can end.
+        """
+        distinct = frozenset(rows.tolist() if isinstance(rows, np.ndarray) else rows)
+        for row in distinct:
+            self._expect(row, _OCCUPIED, "leased")
+        lease_id = self._next_lease
+        self._next_lease += 1
+        for row in distinct:
+            self._held[row] += 1
+        self._leases[lease_id] = Lease(lease_id, session, deadline, distinct)
+        self._sessions.setdefault(session, set()).add(lease_id)
+        self._remember(deadline, lease_id)
+        return lease_id
+
+    def release(self, lease_id: int, session: bytes) -> Lease | None:
+        """End a lease; None when there is no such lease, it has expired, or it is another session's."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.session != session:
+            return None
+        self._end(lease)
+        return lease
+
+    def expire(self, now: float) -> list[Lease]:
+        """End the leases whose deadline is at or before ``now``; those leases, the earliest first."""
+        ended = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            lease = self._leases.get(heapq.heappop(self._deadlines)[1])
+            if lease is not None:
+                self._end(lease)
+                ended.append(lease)
+        return ended
+
+    def next_deadline(self) -> float | None:
+        """When the next lease expires, or None when none is open."""
+        while self._deadlines and self._deadlines[0][1] not in self._leases:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def leases_of(self, session: bytes) -> tuple[int, ...]:
+        """The ids of the session's open leases, oldest first."""
+        return tuple(sorted(self._sessions.get(session, ())))
+
+    def leased(self, row: int) -> bool:
+        """Whether any open lease covers ``row``."""
+        return self._held[row] > 0
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _expect(self, row: int, state: int, verb: str) -> None:
+        if not 0 <= row < self.rows or self._state[row] != state:
+            names = ("spare", "reserved", "occupied", "retired")
+            found = names[self._state[row]] if 0 <= row < self.rows else f"outside 0 … {self.rows - 1}"
+            raise ValueError(f"row {row} cannot be {verb}: it should be {names[state]} and is {found}")
+
+    def _free(self, row: int) -> None:
+        self._state[row] = _SPARE
+        self._spare.append(row)
+
+    def _end(self, lease: Lease) -> None:
+        del self._leases[lease.lease_id]
+        mine = self._sessions[lease.session]
+        mine.discard(lease.lease_id)
+        if not mine:
+            del self._sessions[lease.session]
+        for row in lease.rows:
+            self._held[row] -= 1
+            if not self._held[row] and self._state[row] == _RETIRED:
+                self._free(row)
+
+    def _remember(self, deadline: float, lease_id: int) -> None:
+        heapq.heappush(self._deadlines, (deadline, lease_id))
+        if len(self._deadlines) > 4 * len(self._leases) + 64:
+            # Released leases leave their deadlines behind; dropping them now and then keeps the heap small.
+            self._deadlines = [(lease.deadline, lease.lease_id) for lease in self._leases.values()]
+            heapq.heapify(self._deadlines)
