@@ -44,16 +44,6 @@ _LIMIT_FLOORS: Final[Mapping[str, int]] = {
     "leases_per_session": 2,
 }
 
-GYM_KEYS: Final = (
-    "id",
-    "num_envs",
-    "kwargs",
-    "max_episode_steps",
-    "policy",
-    "policy_kwargs",
-    "tasks",
-    "instruction",
-)
 _MAX_SECONDS: Final = 1e9
 _MAX_DEPTH: Final = 32
 _INT64: Final = (1 << 63) - 1
@@ -212,15 +202,19 @@ def _text(name: str, value: Any) -> Any:
     return value
 
 
+def _optional_text(name: str, value: Any) -> Any:
+    return None if value is None else _text(name, value)
+
+
 def _policy(name: str, value: Any) -> Any:
     if value is not None and (type(value) is not str or not re.fullmatch(r"[\w.]+:[\w.]+", value)):
         raise bad(name, value, "must name an object as 'module:attribute' (or be None)")
     return value
 
 
-def _tasks(name: str, value: Any) -> Any:
-    if type(value) is not list or not value:
-        raise bad(name, value, "must be a list with at least one task")
+def _texts(name: str, value: Any) -> Any:
+    if type(value) is not list:
+        raise bad(name, value, "must be a list of names")
     return [_text(f"{name}[{index}]", item) for index, item in enumerate(value)]
 
 
@@ -236,12 +230,19 @@ def _limits(name: str, value: Any) -> Any:
 _GYM_RULES: Final[Mapping[str, Rule]] = {
     "id": _text,
     "num_envs": _integer(1),
-    "max_episode_steps": _integer(1, 2**31 - 1),
+    "max_episode_steps": _integer(1, 2**31 - 1, optional=True),
     "kwargs": _plain_dict,
     "policy": _policy,
     "policy_kwargs": _plain_dict,
-    "tasks": _tasks,
+    "tasks": _texts,
+    "instruction": _optional_text,
+    "accept": _one_of("success", "any", None),
+    "vectorization": _one_of("loop", "sync", "async", "vector_entry_point"),
+    "imports": _texts,
+    "next_obs": _flag,
+    "allow_nonfinite": _flag,
 }
+GYM_KEYS: Final = tuple(_GYM_RULES)
 
 RULES: Final[Mapping[str, Rule]] = {
     "buffer_size": _integer(1, 2**31 - 1),

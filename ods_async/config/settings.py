@@ -30,7 +30,8 @@ class OnlineDataEngineCfg:
         action_dim: width of the recorded action, or None to take the environment's (B4).
         buffer_device: always ``"cpu"``; a consumer's ``device=`` moves batches (B5).
         gym_config: which environment to make: ``id``, ``num_envs``, ``kwargs``, ``max_episode_steps``, ``policy``
-            ("module:attribute"), ``policy_kwargs``, ``tasks``, ``instruction``. Plain data only.
+            ("module:attribute"), ``policy_kwargs``, ``tasks``, ``instruction``, ``accept``, ``vectorization``,
+            ``imports``, ``next_obs``, ``allow_nonfinite`` (see ``worker.environments``). Plain data only.
         action_config: further keyword arguments of the environment that describe its actions. Plain data only.
         refill_threshold: windows drawn per slot before ``sample_threshold`` asks for the next generation.
         refill_policy: ``sample_threshold``, ``manual`` or ``continuous``.
@@ -120,7 +121,7 @@ class OnlineDataEngineCfg:
     @property
     def steps(self) -> int:
         """Steps that a row can hold (B2)."""
-        return int(self.gym_config.get("max_episode_steps", self.max_episode_steps))
+        return int(self.gym_config.get("max_episode_steps") or self.max_episode_steps)
 
     @property
     def spare(self) -> int:

@@ -147,6 +147,7 @@ def test_b2_the_environments_own_step_limit_is_the_capacity_of_a_row() -> None:
     """B2."""
     assert OnlineDataEngineCfg(max_episode_steps=70).steps == 70
     assert OnlineDataEngineCfg(max_episode_steps=70, gym_config={"max_episode_steps": 40}).steps == 40
+    assert OnlineDataEngineCfg(max_episode_steps=70, gym_config={"max_episode_steps": None}).steps == 70
     refused("gym_config", {"max_episode_steps": 0}, 'gym_config["max_episode_steps"]')
 
 
@@ -249,6 +250,15 @@ def test_a_dict_that_holds_itself_is_refused() -> None:
 @pytest.mark.parametrize("policy", ["experts", "a:b c", "", 3])
 def test_a_policy_is_named_by_module_and_attribute(policy: object) -> None:
     refused("gym_config", {"policy": policy}, "module:attribute")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("tasks", "reach-v3"), ("imports", [3]), ("accept", "all"), ("vectorization", "threads"), ("next_obs", 1)],
+)
+def test_b1_what_an_environment_is_made_of_is_checked_by_key(key: str, value: object) -> None:
+    """B1."""
+    refused("gym_config", {key: value}, f'gym_config["{key}"]', "must be")
 
 
 def test_budget_and_ceiling_come_together_and_in_order() -> None:
