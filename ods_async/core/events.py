@@ -171,8 +171,7 @@ class TicketReissued(Event):
     kind: ClassVar[str] = "ticket_reissued"
     generation: int
     rollout: int
-    old_ticket_id: int
-    new_ticket_id: int
+    ticket_id: int
     reason: str
 
 

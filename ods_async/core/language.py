@@ -102,9 +102,8 @@ class SharedLanguageRegistry:
         """Add those entries that are new: all of them, or none when they do not fit."""
         fresh: dict[tuple[str, str], int] = {}
         for kind, text in entries:
-            size = _utf8_bytes(text)
-            if text not in self._index[kind]:
-                fresh[kind, text] = size
+            if (kind, text) not in fresh and text not in self._index[kind]:
+                fresh[kind, text] = _utf8_bytes(text)
         needed = self._used + sum(fresh.values())
         if needed > self.capacity_bytes:
             raise LanguageCapacityError(
@@ -179,9 +178,8 @@ class LanguageRegistry(SharedLanguageRegistry):
                 value=f"{len(entries)} entries from {since}",
                 rule="the next entries of the same dictionary",
             )
-        fresh = entries[len(known) :]
-        self._used += sum(_utf8_bytes(text) for text in fresh)
-        for text in fresh:
+        for text in entries[len(known) :]:
+            self._used += _utf8_bytes(text)
             index[text] = len(texts)
             texts.append(text)
 

@@ -46,10 +46,10 @@ class ParkingLot:
     def __len__(self) -> int:
         return len(self._parked)
 
-    def park(self, parked: Parked) -> bool:
-        """Keep the request; False when its session has too many already."""
+    def park(self, parked: Parked, *, forced: bool = False) -> bool:
+        """Keep the request; False when its session has too many already (unless ``forced``)."""
         session = parked.peer.identity
-        if self._by_session.get(session, 0) >= self._per_session:
+        if not forced and self._by_session.get(session, 0) >= self._per_session:
             return False
         self._parked[parked] = None
         self._by_session[session] = self._by_session.get(session, 0) + 1

@@ -30,6 +30,7 @@ class WorkerRecord:
     told_ready: bool = False
     failed: bool = False
     said_goodbye: bool = False
+    ended: bool = False  # its process is gone or has said so; a mere silence can end
 
     def status(self, now: float) -> WorkerStatus:
         """What a consumer is told."""
@@ -85,7 +86,7 @@ class Roster:
         record = self._workers.get(worker_id)
         if record is None:
             return None, False
-        back = record.state == "stalled"
+        back = record.state == "stalled" or (record.state == "gone" and not record.ended)
         record.last_heard = now
         if back:
             record.state = "ready" if record.told_ready else "starting"
@@ -118,6 +119,7 @@ class Roster:
         record = self._workers.get(worker_id)
         if record is not None:
             record.state = "gone"
+            record.ended = True
             record.ticket_id = None
 
     @property

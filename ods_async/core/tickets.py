@@ -16,7 +16,6 @@ from ods_async.core.reports import Ticket
 
 __all__ = ["Reissue", "TicketBook", "Unit"]
 
-IMPATIENT_SECONDS = 0.5
 REMEMBERED_TICKETS = 16_384
 
 
@@ -53,7 +52,7 @@ class TicketBook:
     Args:
         run_id: goes into every ticket.
         first_id: number of the first ticket; runs should not share numbers.
-        start_timeout: seconds within which a ticket must be started.
+        start_timeout: seconds within which a ticket must be started while someone is idle.
         finish_timeout: seconds within which a started ticket must be finished.
     """
 
@@ -142,15 +141,14 @@ class TicketBook:
     def overdue(self, now: float, *, someone_idle: bool) -> list[Reissue]:
         """Take back every ticket that missed its start or finish; its unit is wanted again, first in line.
 
-        With ``someone_idle`` (a live worker that has nothing to do) an unstarted ticket evidently went to someone
-        else, and it is taken back sooner.
+        A ticket behind a busy worker is in its place; only while someone is idle (a live worker that has nothing to do)
+        has an unstarted ticket evidently gone to the wrong one.
         """
-        patience = min(IMPATIENT_SECONDS, self._start_timeout) if someone_idle else self._start_timeout
         late = []
         for entry in self._outstanding.values():
             if entry.worker_id is None:
-                if now - entry.issued_at >= patience:
-                    late.append((entry, f"not started within {patience:g} s"))
+                if someone_idle and now - entry.issued_at >= self._start_timeout:
+                    late.append((entry, f"not started within {self._start_timeout:g} s"))
             elif now - entry.started_at >= self._finish_timeout:
                 late.append((entry, f"not finished by {entry.worker_id} within {self._finish_timeout:g} s"))
         return self._take_back(late)

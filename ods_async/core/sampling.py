@@ -1,0 +1,218 @@
+"""Drawing: from a consumer's request to plans under lease, booked against the budget."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ods_async.core.budget import Receipt
+from ods_async.core.parking import Parked
+from ods_async.core.requests import Batch, Plan, Plans, Release, Sample
+from ods_async.core.run import Run
+from ods_async.core.sample_rules import check_request
+from ods_async.core.states import OnlineDataEngineState as State
+from ods_async.core.stimuli import GatherFrame, Peer
+from ods_async.core.windows import WindowPlan, plan_contexts, plan_windows
+from ods_async.errors import (
+    ClosedError,
+    DataUnavailableError,
+    LimitExceededError,
+    OdsError,
+    RequestTimeoutError,
+)
+
+__all__ = ["SamplingDesk"]
+
+NEVER = float("inf")
+
+
+class SamplingDesk:
+    """Answers :class:`~ods_async.core.requests.Sample` and takes leases back."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._booked: dict[int, Receipt | None] = {}  # lease -> receipt of the budget
+        self._frames: dict[int, bytes] = {}  # lease of a frame being gathered -> its session
+        self.sampled_windows = 0
+        self.sampled_batches = 0
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def ask(self, peer: Peer, request_id: int, sample: Sample, timeout: float) -> None:
+        """Answer now, or park until the first generation is there (or the insert ratio allows it).
+
+        Raises:
+            OdsError: the answer, where it is an error.
+        """
+        run = self._run
+        self.release(Release(sample.release, sample.undelivered), peer.identity)
+        if run.failure is not None:
+            raise run.failure.copy()
+        if not run.alive:
+            raise ClosedError("the service has stopped; start a new run to sample from", what="service")
+        check_request(sample, run.settings.max_episode_steps, run.settings.include_provenance, run.settings.limits)
+        if run.state is State.STARTING or self._run.refill.sampling_pause:
+            self._park(peer, request_id, sample, timeout)
+        else:
+            self._answer(peer, request_id, sample)
+
+    def wake(self) -> None:
+        """Episodes arrived or the state changed: answer what can be answered now."""
+        run = self._run
+        if run.state is not State.READY or not len(run.parking):
+            return
+        for parked in run.parking.take(lambda entry: isinstance(entry.request, Sample)):
+            assert isinstance(parked.request, Sample)
+            if self._run.refill.sampling_pause:
+                run.parking.park(
+                    Parked(parked.peer, parked.request_id, parked.request, parked.arrived, parked.deadline)
+                )
+                continue
+            try:
+                self._answer(parked.peer, parked.request_id, parked.request)
+            except OdsError as error:
+                run.refuse(parked.peer, parked.request_id, error)
+
+    def missed(self, parked: Parked) -> RequestTimeoutError:
+        """The error for a sample that waited in vain: what is missing, in words."""
+        assert isinstance(parked.request, Sample)
+        sample = parked.request
+        held = self._run.refill.sampling_pause if self._run.state is State.READY else ""
+        missing = held or f"0 of {sample.batch_size} windows of {sample.length} steps: {self._run.holdings()}"
+        return RequestTimeoutError(
+            f"no batch within {parked.timeout:g} s: {missing}",
+            operation="sample_batch_with_context" if sample.history else "sample_batch",
+            timeout=parked.timeout,
+            missing=missing,
+        )
+
+    # --- leases -----------------------------------------------------------------------------------------------------
+
+    def release(self, notice: Release, session: bytes) -> None:
+        """Take leases back; what was never delivered returns to the budget."""
+        for lease_id in notice.leases:
+            if self._run.store.release(lease_id, session) is not None:
+                self._booked.pop(lease_id, None)
+        for lease_id in notice.undelivered:
+            if self._run.store.release(lease_id, session) is not None:
+                self._give_back(lease_id)
+
+    def lost(self, answer: object, session: bytes) -> None:
+        """An answer could not be sent: nobody has it, so its leases end and the budget gets its windows back."""
+        if isinstance(answer, Plans):
+            self.release(Release((), tuple(plan.lease_id for plan in answer.plans)), session)
+
+    def gathered(self, lease_id: int, error: str) -> None:
+        """A frame left (or did not, for the reason in ``error``)."""
+        session = self._frames.pop(lease_id, None)
+        if session is not None:
+            lease = (lease_id,)
+            self.release(Release((), lease) if error else Release(lease, ()), session)
+
+    def expire(self) -> None:
+        """End leases whose deadline passed. They may have been delivered: the budget keeps them as spent."""
+        for lease in self._run.store.expire(self._run.now.seconds):
+            self._booked.pop(lease.lease_id, None)
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _park(self, peer: Peer, request_id: int, sample: Sample, timeout: float) -> None:
+        now = self._run.now.seconds
+        if not self._run.parking.park(Parked(peer, request_id, sample, now, now + timeout)):
+            limit = self._run.settings.limits.parked_per_session
+            raise LimitExceededError(
+                f"this connection has {limit} requests waiting already; await their answers first",
+                what="parked_per_session",
+                size=limit + 1,
+                limit=limit,
+            )
+
+    def _answer(self, peer: Peer, request_id: int, sample: Sample) -> None:
+        run = self._run
+        if sample.frame:
+            self._check_frame_size(sample)
+        open_leases = len(run.store.leases_of(peer.identity))
+        if open_leases + sample.count > run.settings.limits.leases_per_session:
+            limit = run.settings.limits.leases_per_session
+            raise LimitExceededError(
+                f"this connection holds {open_leases} leases and asks for {sample.count} more; release what is copied",
+                what="leases_per_session",
+                size=open_leases + sample.count,
+                limit=limit,
+            )
+        plans: list[Plan] = []
+        for turn in range(sample.count):
+            try:
+                plans.append(self._draw(sample, turn, peer.identity))
+            except DataUnavailableError:
+                if not plans:
+                    raise
+                break
+        language = run.language.sizes
+        if sample.frame:
+            self._frames[plans[0].lease_id] = peer.identity
+            run.do(GatherFrame(peer, request_id, plans[0], language))
+        else:
+            run.answer(peer, request_id, Plans(tuple(plans), language))
+
+    def _draw(self, sample: Sample, turn: int, session: bytes) -> Plan:
+        run = self._run
+        rng = run.rng if sample.seed is None else np.random.Generator(np.random.PCG64([sample.seed, turn]))
+        remaining = run.budget.remaining_by_row if run.budget.enabled else None
+        if sample.history:
+            windows = plan_contexts(
+                run.index,
+                sample.batch_size,
+                sample.history,
+                sample.horizon,
+                sample.mode,
+                rng,
+                generations=sample.generations,
+                remaining=remaining,
+            )
+        else:
+            windows = plan_windows(run.index, sample.batch_size, sample.length, sample.mode, rng, remaining)
+        deadline = NEVER if sample.frame else run.now.seconds + run.settings.lease_seconds
+        lease_id = run.store.lease(windows.rows, session, deadline)
+        if run.budget.enabled:
+            self._booked[lease_id] = run.budget.book(windows.rows)
+        self.sampled_windows += sample.batch_size
+        self.sampled_batches += 1
+        run.refill.drawn(sample.batch_size)
+        return self._as_plan(lease_id, windows, sample.history)
+
+    def _as_plan(self, lease_id: int, windows: WindowPlan, history: int) -> Plan:
+        return Plan(
+            lease_id=lease_id,
+            batch_size=len(windows.rows),
+            length=windows.length,
+            history=history,
+            rows=windows.rows.astype("<i4", copy=False).tobytes(),
+            starts=windows.starts.astype("<i4", copy=False).tobytes(),
+            first=b"" if windows.first is None else windows.first.astype("<i4", copy=False).tobytes(),
+            last=b"" if windows.last is None else windows.last.astype("<i4", copy=False).tobytes(),
+            stamps=self._run.store.stamps_of(windows.rows).astype("<i8", copy=False).tobytes(),
+        )
+
+    def _give_back(self, lease_id: int) -> None:
+        receipt = self._booked.pop(lease_id, None)
+        if receipt is not None:
+            self._run.budget.refund(receipt)
+
+    def _check_frame_size(self, sample: Sample) -> None:
+        run = self._run
+        assert run.schema is not None
+        nbytes = (run.schema.step_nbytes + 1) * sample.batch_size * sample.length
+        limit = run.settings.limits.batch_bytes
+        if nbytes > limit:
+            raise LimitExceededError(
+                f"a batch of {sample.batch_size} windows of {sample.length} steps is {nbytes} bytes as one frame; the "
+                f"broker sends at most {limit}: ask for a smaller batch, or use shared memory on the broker's host",
+                what="batch_bytes",
+                size=nbytes,
+                limit=limit,
+            )
+
+
+def batch_header(plan: Plan, payload_bytes: int, language: tuple[int, int]) -> Batch:
+    """The header that goes before a gathered frame."""
+    return Batch(plan.batch_size, plan.length, plan.history, payload_bytes, language)
