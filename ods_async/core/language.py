@@ -102,8 +102,9 @@ class SharedLanguageRegistry:
         """Add those entries that are new: all of them, or none when they do not fit."""
         fresh: dict[tuple[str, str], int] = {}
         for kind, text in entries:
-            if (kind, text) not in fresh and text not in self._index[kind]:
-                fresh[kind, text] = _utf8_bytes(text)
+            size = _utf8_bytes(text)
+            if text not in self._index[kind]:
+                fresh[kind, text] = size
         needed = self._used + sum(fresh.values())
         if needed > self.capacity_bytes:
             raise LanguageCapacityError(
@@ -178,8 +179,9 @@ class LanguageRegistry(SharedLanguageRegistry):
                 value=f"{len(entries)} entries from {since}",
                 rule="the next entries of the same dictionary",
             )
-        for text in entries[len(known) :]:
-            self._used += _utf8_bytes(text)
+        fresh = entries[len(known) :]
+        self._used += sum(_utf8_bytes(text) for text in fresh)
+        for text in fresh:
             index[text] = len(texts)
             texts.append(text)
 

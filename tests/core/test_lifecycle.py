@@ -1,0 +1,155 @@
+"""The owner's log and the ring of numbered events: B39–B41, C34 (bounded texts), C42 (nothing missed unnoticed)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ods_async.core.events import EpisodePublished, Event, WorkerFailure, WorkerReturned
+from ods_async.core.lifecycle import TEXT_BYTES, EventLog, LifecycleLog, bounded_text
+
+
+def published(sequence: int, steps: int = 3) -> EpisodePublished:
+    return EpisodePublished(
+        sequence=sequence,
+        run_id=4,
+        monotonic_ns=10 * sequence,
+        episode_id=sequence,
+        generation=1,
+        slot=0,
+        valid_frame_indices=tuple(range(steps)),
+        eligible_anchor_indices=tuple(range(steps)),
+        valid_frames=steps,
+        eligible_anchors=steps,
+    )
+
+
+def failure(message: str, traceback_text: str) -> Callable[[int], Event]:
+    return lambda sequence: WorkerFailure(
+        sequence=sequence,
+        run_id=4,
+        monotonic_ns=5,
+        worker_id="w",
+        module="m",
+        type_name="T",
+        message=message,
+        traceback_text=traceback_text,
+        phase="step",
+        step=7,
+    )
+
+
+@given(st.integers(1, 9), st.lists(st.one_of(st.integers(1, 4), st.tuples(st.none() | st.integers(0, 5)))))
+def test_b40_no_record_is_lost_or_reordered_and_room_is_what_fits(
+    capacity: int, steps: list[int | tuple[int | None]]
+) -> None:
+    log, held, sequence = LifecycleLog(capacity), [], 0
+    for step in steps:
+        if isinstance(step, int):
+            assert log.room_for(step) == (len(held) + step <= capacity)
+            for _ in range(step if log.room_for(step) else 0):
+                record = published(sequence)
+                sequence += 1
+                log.append(record)
+                held.append(record)
+        else:
+            (limit,) = step
+            taken = log.drain(limit)
+            assert taken == (held if limit is None else held[:limit])
+            del held[: len(taken)]
+        assert len(log) == len(held)
+    assert log.drain() == held
+
+
+def test_b40_a_full_log_never_drops() -> None:
+    log = LifecycleLog(2)
+    log.append(published(0))
+    log.append(published(1))
+    assert not log.room_for(1)
+    assert log.room_for(0)
+    with pytest.raises(ValueError, match="full with 2"):
+        log.append(published(2))
+    assert [record.sequence for record in log.drain(1)] == [0]
+    assert log.room_for(1)
+
+
+def test_b40_zero_capacity_switches_the_log_off() -> None:
+    log = LifecycleLog(0)
+    log.append(published(0))
+    assert log.room_for(10**9)
+    assert log.drain() == []
+
+
+@given(st.integers(1, 6), st.integers(0, 15), st.integers(0, 20), st.integers(0, 7))
+def test_b41_replay_gives_what_is_held_and_tells_what_is_lost(
+    history: int, appended: int, since: int, limit: int
+) -> None:
+    log = EventLog(history)
+    events = [log.append(published) for _ in range(appended)]
+    assert [event.sequence for event in events] == list(range(appended))
+    found, oldest, following = log.since(since, limit)
+    assert (oldest, following) == (max(0, appended - history), appended) == (log.oldest, log.next)
+    assert found == events[max(since, oldest) :][:limit]
+
+
+def test_b41_paging_through_replay_sees_every_event_once() -> None:
+    log = EventLog(10)
+    for _ in range(13):
+        log.append(published)
+    seen, since = [], 0
+    while True:
+        page, _, following = log.since(since, 4)
+        seen += [event.sequence for event in page]
+        since = seen[-1] + 1
+        if since == following:
+            break
+    assert seen == list(range(3, 13))
+
+
+def test_b41_memory_is_bounded_in_bytes_and_the_newest_is_always_held() -> None:
+    log = EventLog(1_000, history_bytes=40_000)
+    for _ in range(50):
+        log.append(lambda sequence: published(sequence, steps=300))
+    assert 2 <= log.next - log.oldest <= 8
+    last = log.append(lambda sequence: published(sequence, steps=10_000))
+    assert log.since(0, 5)[0] == [last]
+    assert log.append(lambda n: WorkerReturned(sequence=n, run_id=4, monotonic_ns=1, worker_id="w")).sequence == 51
+
+
+def test_b41_an_event_with_another_number_is_refused() -> None:
+    log = EventLog(3)
+    with pytest.raises(ValueError, match="sequence 0, found 1"):
+        log.append(lambda sequence: published(sequence + 1))
+    assert log.next == 0
+
+
+def test_an_event_log_holds_at_least_one_event() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        EventLog(0)
+
+
+def test_c34_a_huge_traceback_is_cut_and_still_tells_where_and_what() -> None:
+    log = EventLog(2)
+    text = "Traceback of make\n" + "é" * 1_000_000 + "\nValueError: the joint broke"
+    event = log.append(failure("short", text))
+    assert isinstance(event, WorkerFailure)
+    assert len(event.traceback_text.encode()) <= TEXT_BYTES
+    assert event.traceback_text.startswith("Traceback of make\n")
+    assert event.traceback_text.endswith("ValueError: the joint broke")
+    assert "the middle is left out" in event.traceback_text
+    assert (event.message, event.step) == ("short", 7)
+    assert log.since(0, 1)[0] == [event]
+
+
+@given(st.text(max_size=300), st.integers(0, 200))
+def test_c34_a_text_within_the_limit_is_kept_and_any_other_is_cut_to_it(text: str, extra: int) -> None:
+    limit = 60 + extra
+    size = len(text.encode(errors="replace"))
+    cut = bounded_text(text, limit)
+    if size <= limit:
+        assert cut == text
+    else:
+        assert len(cut.encode(errors="replace")) <= limit
