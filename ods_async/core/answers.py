@@ -71,7 +71,7 @@ def stats(state: BrokerState) -> Stats:
             "malformed_messages": run.malformed,
             "open_leases": run.store.open_leases,
             "parked_requests": len(run.parking),
-            "sessions": len(state.sessions),
+            "sessions": len(state.reception.sessions),
             "events": run.events.next,
         },
     )

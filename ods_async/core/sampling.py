@@ -11,7 +11,7 @@ from ods_async.core.run import Run
 from ods_async.core.sample_rules import check_request
 from ods_async.core.states import OnlineDataEngineState as State
 from ods_async.core.stimuli import GatherFrame, Peer
-from ods_async.core.windows import WindowPlan, plan_contexts, plan_windows
+from ods_async.core.windows import plan_contexts, plan_windows
 from ods_async.errors import (
     ClosedError,
     DataUnavailableError,
@@ -178,20 +178,7 @@ class SamplingDesk:
         self.sampled_windows += sample.batch_size
         self.sampled_batches += 1
         run.refill.drawn(sample.batch_size)
-        return self._as_plan(lease_id, windows, sample.history)
-
-    def _as_plan(self, lease_id: int, windows: WindowPlan, history: int) -> Plan:
-        return Plan(
-            lease_id=lease_id,
-            batch_size=len(windows.rows),
-            length=windows.length,
-            history=history,
-            rows=windows.rows.astype("<i4", copy=False).tobytes(),
-            starts=windows.starts.astype("<i4", copy=False).tobytes(),
-            first=b"" if windows.first is None else windows.first.astype("<i4", copy=False).tobytes(),
-            last=b"" if windows.last is None else windows.last.astype("<i4", copy=False).tobytes(),
-            stamps=self._run.store.stamps_of(windows.rows).astype("<i8", copy=False).tobytes(),
-        )
+        return windows.to_message(lease_id, run.store.stamps_of(windows.rows))
 
     def _give_back(self, lease_id: int) -> None:
         receipt = self._booked.pop(lease_id, None)
