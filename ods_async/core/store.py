@@ -130,7 +130,7 @@ class TrajectoryStore:
         self._row_of_slot: list[int | None] = [None] * slots
         self._slot_of_row: list[int | None] = [None] * rows
         self._occupants: list[Occupant | None] = [None] * rows
-        self._episodes = 0
+        self._occupied: set[int] = set()
         self._stamps = np.zeros(rows, np.int64)
         self._held = [0] * rows
         self._leases: dict[int, Lease] = {}
@@ -179,11 +179,11 @@ class TrajectoryStore:
     @property
     def episodes(self) -> int:
         """How many slots hold an episode."""
-        return self._episodes
+        return len(self._occupied)
 
     def next_evictions(self, n: int) -> int:
         """How many episodes the next ``n`` publications will replace."""
-        return max(0, self._episodes + n - self.slots)
+        return max(0, self.episodes + n - self.slots)
 
     def publish(self, row: int, occupant: Occupant) -> Published:
         """Put the episode in a reserved ``row`` behind the oldest slot (B18); the old row is freed or retired."""
@@ -192,12 +192,11 @@ class TrajectoryStore:
         self._by_age.append(slot)
         old_row = self._row_of_slot[slot]
         evicted = None
-        if old_row is None:
-            self._episodes += 1
-        else:
+        if old_row is not None:
             evicted = self._occupants[old_row]
             self._occupants[old_row] = None
             self._slot_of_row[old_row] = None
+            self._occupied.remove(old_row)
             if self._held[old_row]:
                 self._state[old_row] = _RETIRED
             else:
@@ -205,6 +204,7 @@ class TrajectoryStore:
         self._row_of_slot[slot] = row
         self._slot_of_row[row] = slot
         self._occupants[row] = occupant
+        self._occupied.add(row)
         self._state[row] = _OCCUPIED
         return Published(slot, evicted, old_row)
 
@@ -246,8 +246,8 @@ class TrajectoryStore:
         ``deadline`` is in monotonic seconds; ``math.inf`` for a lease that only a release can end.
         """
         distinct = frozenset(rows.tolist() if isinstance(rows, np.ndarray) else rows)
-        for row in distinct:
-            self._expect(row, _OCCUPIED, "leased")
+        if not distinct <= self._occupied:  # one comparison of sets: this runs once a batch
+            self._expect(min(distinct - self._occupied), _OCCUPIED, "leased")
         lease_id = self._next_lease
         self._next_lease += 1
         for row in distinct:
