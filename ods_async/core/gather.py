@@ -53,6 +53,11 @@ class GatherProgram:
 
         ``out`` names the fields that are wanted; of a context also ``("loss_mask",)``, bool, where it is wanted.
         Padding gets each field's pad, so ``valid`` is False there. Indices outside the buffer are clipped to it.
+
+        Raises:
+            KeyError: the buffer has no such field.
+            TypeError: the memory has another dtype; nothing is cast.
+            ValueError: the memory has another shape.
         """
         steps = plan.starts.astype(np.intp)[:, None] + np.arange(plan.length)
         padding = None
@@ -73,6 +78,8 @@ class GatherProgram:
                 if path == LOSS_MASK.path and plan.first is not None:
                     continue
                 raise KeyError(path_text(path))
+            if target.dtype != flat.dtype:  # take would cast
+                raise TypeError(f"{path_text(path)} holds {flat.dtype} and cannot be copied into {target.dtype}")
             flat.take(steps, axis=0, out=target, mode="clip")
             if padding is not None:
                 target[padding] = self._pads[path]

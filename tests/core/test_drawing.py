@@ -1,0 +1,44 @@
+"""The order of rows, and drawing among several of them."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ods_async.core.drawing import Candidates, Ranking, draw_rows_with_quota
+
+LONGEST = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(1, 2**31 - 1), max_size=50)
+
+
+def rows_of(entries):
+    return (entries & (2**32 - 1)).tolist()
+
+
+@given(LONGEST, st.integers(0, 2**31 - 1), st.data())
+def test_a_ranking_gives_the_rows_with_a_long_enough_run(content, length, data):
+    ranking = Ranking()
+    for row, longest in content.items():
+        ranking.add(row, longest)
+    gone = data.draw(st.sets(st.sampled_from(sorted(content)))) if content else set()
+    for row in gone:
+        ranking.remove(row, content[row])
+    left = {row: longest for row, longest in content.items() if row not in gone}
+    assert len(ranking) == len(left)
+    assert ranking.longest == max(left.values(), default=0)
+    expected = sorted((longest, row) for row, longest in left.items() if longest >= length)
+    assert rows_of(ranking.at_least(length)) == [row for _, row in expected]
+
+
+@given(st.lists(st.sets(st.integers(0, 1000), max_size=8), min_size=1, max_size=4))
+def test_candidates_of_several_parts_have_a_place_each(parts):
+    arrays = tuple(np.array(sorted(part), np.int64) + (7 << 32) for part in parts)
+    candidates = Candidates(arrays)
+    everything = [row for part in parts for row in sorted(part)]
+    assert candidates.count == len(everything)
+    assert candidates.rows(np.arange(candidates.count)).tolist() == everything
+
+
+def test_b36_quotas_that_sum_up_to_the_batch_exactly_are_used_up_exactly():
+    quota = np.array([0, 1, 500, 2, 1, 0, 7], np.int64)
+    candidates = Candidates((np.arange(7) + (3 << 32),))
+    rows = draw_rows_with_quota(candidates, int(quota.sum()), np.random.default_rng(4), quota)
+    assert np.bincount(rows, minlength=7).tolist() == quota.tolist()
