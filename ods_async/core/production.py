@@ -78,6 +78,8 @@ class ProductionDesk:
     def request(self, reason: str) -> int:
         """Request the next generation, or say which one is outstanding."""
         run = self._run
+        if reason == "manual":
+            run.refill.insist()  # whoever asks by hand may be the very one whose draws the producers wait for
         if self.requested > self.completed:
             return self.requested
         self.requested += 1
@@ -96,8 +98,8 @@ class ProductionDesk:
                 f"the lifecycle log is full ({len(self._run.log)} of {self._run.log.capacity} records): drain it, or "
                 "set lifecycle_event_capacity=0"
             )
-        if self._waiting and not self._run.store.spare:
-            return "every spare row is still leased by a consumer"
+        if self._waiting and self._job is None and self._run.store.spare < len(self._waiting[0].rollout.episodes):
+            return f"consumers still lease {self._run.store.retired} replaced rows"
         return self._run.refill.production_pause
 
     @property

@@ -52,6 +52,7 @@ class RefillRule:
         self.samples_per_insert = bound
         self.tolerance = tolerance if tolerance is not None else max(1.0, (bound or 0.0) * buffer_size)
         self._outstanding = False
+        self._insisted = False
         self._balancing = False  # from the first completed generation on
         self._since_request = 0
         self._drawn = 0
@@ -64,6 +65,10 @@ class RefillRule:
         self._outstanding = True
         self._since_request = 0
 
+    def insist(self) -> None:
+        """Someone asked for a generation by hand (B32): the outstanding one, or else the next, has no pause."""
+        self._insisted = True
+
     def published(self, episodes: int) -> None:
         """So many episodes were published."""
         if self._balancing:
@@ -72,6 +77,7 @@ class RefillRule:
     def completed(self) -> bool:
         """The outstanding generation is complete; whether the next one is due already."""
         self._outstanding = False
+        self._insisted = False
         self._balancing = True
         return self.due
 
@@ -111,7 +117,7 @@ class RefillRule:
     @property
     def production_pause(self) -> str:
         """Why no further rollout should be begun, in words; empty: go on."""
-        if self.samples_per_insert is None or self.ahead < self.tolerance:
+        if self.samples_per_insert is None or self._insisted or self.ahead < self.tolerance:
             return ""
         return self._sentence("producers are ahead", "they pause until more windows are drawn")
 

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ods_async.core.refill import POLICIES, RefillRule
+from ods_async.core.requests import GetStatus, Refill, Sample
+from ods_async.testing.in_memory import OWNER, InMemoryBroker
 
 
 def after_first_fill(rule: RefillRule, episodes: int = 4) -> RefillRule:
@@ -111,6 +113,53 @@ def test_b33_the_first_generation_owes_nothing() -> None:
     assert rule.ahead == 0
     assert rule.due
     assert rule.tolerance == 32
+
+
+def test_b32_a_request_by_hand_is_not_held_back_by_the_ratio() -> None:
+    rule = after_first_fill(RefillRule("continuous", 50, 4, samples_per_insert=8, tolerance=16))
+    rule.requested()
+    rule.published(3)
+    assert rule.production_pause
+    rule.insist()
+    assert rule.production_pause == ""
+    rule.published(1)
+    assert not rule.completed()
+    assert rule.production_pause
+
+
+def test_b32_b33_the_owner_can_wait_for_a_generation_that_only_its_own_draws_would_release() -> None:
+    broker = InMemoryBroker(refill_policy="continuous", samples_per_insert=8.0)
+    broker.join()
+    broker.connect()
+    while broker.tickets:
+        broker.fill()
+        broker.pass_time(0.01)
+    status = broker.get(GetStatus())
+    assert status.waiting.startswith("producers are ahead")
+    generation = broker.get(Refill(OWNER)).generation
+    assert generation == status.completed_generation + 1
+    while broker.tickets:
+        broker.fill()
+        broker.pass_time(0.01)
+    status = broker.get(GetStatus())
+    assert status.completed_generation == generation
+    assert status.waiting.startswith("producers are ahead")
+
+
+def test_a_rollout_that_waits_for_leased_rows_says_so() -> None:
+    broker = InMemoryBroker(num_envs=2, refill_threshold=1)
+    broker.join()
+    broker.connect()
+    broker.fill()
+    for _ in range(4):
+        broker.get(Sample(batch_size=40, length=3))
+        broker.pass_time(0.01)
+        broker.fill(limit=1)
+    assert broker.get(GetStatus()).waiting == "consumers still lease 2 replaced rows"
+    broker.pass_time(broker.settings.lease_seconds)
+    status = broker.get(GetStatus())
+    assert "lease" not in status.waiting
+    assert status.completed_generation == 2
 
 
 @pytest.mark.parametrize("policy", ["manual", "sample_threshold"])
