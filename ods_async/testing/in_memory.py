@@ -104,6 +104,7 @@ class InMemoryBroker:
         self.layout: SegmentLayout | None = None
         self.memory = bytearray()
         self._request_id = 0
+        self._fingerprint = 0
         self._do(self.state.run.take_effects())
 
     # --- stimuli ----------------------------------------------------------------------------------------------------
@@ -150,10 +151,14 @@ class InMemoryBroker:
         done = 0
         while self.tickets and done < limit:
             ticket = self.start_ticket(worker_id)
-            episodes = [episode_of(length, float(ticket.ticket_id)) for _ in range(self.settings.num_envs)]
+            episodes = [episode_of(length, float(self._next_fingerprint())) for _ in range(self.settings.num_envs)]
             self.hand_in(ticket, *episodes, worker_id=worker_id)
             done += 1
         return done
+
+    def _next_fingerprint(self) -> int:
+        self._fingerprint += 1
+        return self._fingerprint
 
     def write(self) -> None:
         """Carry out the oldest write that was asked for."""
