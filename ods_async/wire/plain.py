@@ -39,6 +39,8 @@ SCALARS: Final = {
 }
 """The dtypes there are on this wire, by numpy's name, as little-endian dtypes."""
 
+_EASY_LEAVES: Final = frozenset((str, bytes, float, bool, type(None)))
+_LEAVES: Final = _EASY_LEAVES | {int}
 _SCALAR_TYPES: Final = {dtype.type: name for name, dtype in SCALARS.items()}
 
 _REMEDY: Final = (
@@ -149,7 +151,7 @@ def _pack_large(value: int) -> tuple[int, bytes]:
 
 def _unpack(tree: Any, depth: int) -> Any:
     if type(tree) is not tuple:
-        if type(tree) is dict or (type(tree) is int and not INT64_MIN <= tree <= INT64_MAX):
+        if type(tree) not in _LEAVES or (type(tree) is int and not INT64_MIN <= tree <= INT64_MAX):
             raise Refused(f"not a plain value: {short_repr(tree)}", tree)
         return tree
     kind = tree[0] if tree and type(tree[0]) is int else None
@@ -164,7 +166,7 @@ def _unpack(tree: Any, depth: int) -> Any:
     if kind == _DICT:
         return _unpack_dict(tree, depth - 1)
     items = tree[1:]
-    if not set(map(type, items)) <= {str, bytes, float, bool, type(None)}:
+    if not set(map(type, items)) <= _EASY_LEAVES:
         items = tuple([_unpack(item, depth - 1) for item in items])
     return list(items) if kind == _LIST else items
 
