@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ods_async.core.budget import Receipt, SamplingBudget
-from ods_async.core.requests import BudgetRow, BudgetSnapshot
+from ods_async.core.requests import BudgetRow, BudgetSnapshot, GetBudget, Plans, Refill, Release, Sample, Stop
 from ods_async.core.store import Occupant
 from ods_async.errors import ConfigError, OnlineDataBudgetExhaustedError
+from ods_async.testing.in_memory import OWNER, InMemoryBroker
 
 INT64_MAX = 2**63 - 1
 
@@ -204,3 +205,75 @@ def test_a_row_is_not_assigned_over_a_living_episode() -> None:
     budget.assign(0, 0, occupant(0))
     with pytest.raises(ValueError, match="retire it first"):
         budget.assign(0, 0, occupant(1))
+
+
+def budgeted(budget: int) -> InMemoryBroker:
+    broker = InMemoryBroker(
+        refill_policy="manual", include_provenance=True, episode_sample_budget=budget, episode_sample_hard_limit=budget
+    )
+    broker.join()
+    for who in (b"c0", b"c1"):
+        broker.connect(who)
+    broker.fill()
+    return broker
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["draw", "undelivered", "delivered", "late", "refill"]), st.integers(1, 9)),
+        max_size=25,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_b37_however_consumers_behave_no_episode_is_delivered_beyond_its_budget(steps: list[tuple[str, int]]) -> None:
+    broker = budgeted(6)
+    delivered: Counter[int] = Counter()
+    open_plans: list[tuple[bytes, int, Counter[int]]] = []
+    for action, n in steps:
+        who = (b"c0", b"c1")[n % 2]
+        if action == "draw":
+            before = broker.get(GetBudget())
+            if before.unlocked_remaining_chunks < n:
+                with pytest.raises(OnlineDataBudgetExhaustedError) as raised:
+                    broker.get(Sample(batch_size=n, length=3), who)
+                assert (raised.value.requested, raised.value.remaining) == (n, before.unlocked_remaining_chunks)
+                assert broker.get(GetBudget()) == before
+                continue
+            plans = broker.get(Sample(batch_size=n, length=3), who)
+            assert isinstance(plans, Plans)
+            (plan,) = plans.plans
+            drawn = Counter(broker.gather(plan)[("ods_episode_id",)][:, 0].tolist())
+            assert drawn.total() == n
+            delivered += drawn
+            open_plans.append((who, plan.lease_id, drawn))
+        elif action == "refill":
+            broker.get(Refill(OWNER))
+            broker.fill()
+            broker.pass_time(0.1)
+        elif action == "late":
+            broker.pass_time(broker.settings.lease_seconds)
+            for who, lease_id, _ in open_plans:
+                broker.ask(Release(undelivered=(lease_id,)), who)
+            open_plans.clear()
+        elif open_plans:
+            who, lease_id, drawn = open_plans.pop(n % len(open_plans))
+            broker.ask(Release(undelivered=(lease_id,)), b"c1" if who == b"c0" else b"c0")  # another's: no effect
+            broker.ask(Release((), (lease_id,)) if action == "undelivered" else Release((lease_id,), ()), who)
+            broker.ask(Release(undelivered=(lease_id,)), who)  # a second word on it: no effect
+            if action == "undelivered":
+                delivered -= drawn
+        assert all(count <= 6 for count in delivered.values())
+        found = broker.get(GetBudget())
+        assert found.total_delivered_chunks == delivered.total()
+        for row in found.rows:
+            assert row.delivered == delivered[row.episode_id] == row.assigned - row.remaining
+
+
+def test_b38_the_audit_works_after_a_clean_stop() -> None:
+    broker = budgeted(6)
+    broker.get(Sample(batch_size=5, length=2))
+    before = broker.get(GetBudget())
+    broker.ask(Stop(OWNER, grace=0.0))
+    broker.pass_time(0.1)
+    assert broker.get(GetBudget()) == before
+    assert before.total_delivered_chunks == 5

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from ods_async.core.episode import Episode, Rollout, Segment
 from ods_async.core.language import KINDS, LanguageRegistry, SharedLanguageRegistry
+from ods_async.core.requests import GetLanguage, GetStatus, Sample
 from ods_async.errors import ArgumentError, ConfigError, LanguageCapacityError
+from ods_async.testing.in_memory import InMemoryBroker, episode_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 
@@ -245,3 +247,37 @@ def test_b43_a_shorter_old_answer_changes_nothing() -> None:
 def test_a_negative_start_is_refused() -> None:
     with pytest.raises(ArgumentError, match="since"):
         LanguageRegistry().entries("task", -1)
+
+
+def test_b42_every_valid_step_carries_its_texts_and_padding_carries_none() -> None:
+    broker = InMemoryBroker(refill_policy="manual")
+    broker.join()
+    broker.connect()
+    reach = Segment("r", 1, 3, "reach")
+    while broker.tickets:
+        broker.hand_in(broker.start_ticket(), episode_of(4, segments=(reach,), instruction="tidy"))
+    batch = broker.draw(Sample(batch_size=30, length=9, history=5, horizon=5))
+    follower = LanguageRegistry()
+    for kind in KINDS:
+        follower.follow(kind, 0, broker.get(GetLanguage(kind, 0)).entries)
+    steps, valid = batch[("episode_step",)], batch[("valid",)]
+    assert set(follower.resolve(batch[("task_index",)][valid])) == {"tidy"}
+    spoken = follower.resolve(batch[("subtask_index",)][valid], kind="subtask")
+    assert spoken == ["reach" if 1 <= step < 3 else "tidy" for step in steps[valid].tolist()]
+    assert (batch[("task_index",)][~valid] == -1).all()
+    assert (batch[("subtask_index",)][~valid] == -1).all()
+    assert not valid.all()
+
+
+def test_b44_an_overflow_fails_the_rollout_before_it_is_published() -> None:
+    broker = InMemoryBroker(refill_policy="manual", language_buffer_bytes=10, worker_failure="fail")
+    broker.join()
+    broker.connect()
+    broker.hand_in(broker.start_ticket(), episode_of(4, instruction="tidy"))
+    broker.hand_in(broker.start_ticket(), episode_of(4, instruction="too long"))
+    status = broker.get(GetStatus())
+    assert (status.episodes, status.refused_rollouts) == (1, 1)
+    assert "language_buffer_bytes" in status.last_failure
+    with pytest.raises(LanguageCapacityError):
+        broker.get(Sample(batch_size=1, length=1))
+    assert broker.get(GetLanguage("task", 0)).entries == ("tidy",)

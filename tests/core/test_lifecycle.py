@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ods_async.core.events import EpisodePublished, Event, WorkerFailure, WorkerReturned
 from ods_async.core.lifecycle import TEXT_BYTES, EventLog, LifecycleLog, bounded_text
+from ods_async.core.requests import Drain, GetStatus, Refill, Replay, Sample, Stop
+from ods_async.testing.in_memory import OWNER, InMemoryBroker, episode_of
 
 
 def published(sequence: int, steps: int = 3) -> EpisodePublished:
@@ -153,3 +155,80 @@ def test_c34_a_text_within_the_limit_is_kept_and_any_other_is_cut_to_it(text: st
         assert cut == text
     else:
         assert len(cut.encode(errors="replace")) <= limit
+
+
+def logging(capacity: int = 8) -> InMemoryBroker:
+    broker = InMemoryBroker(refill_policy="manual", lifecycle_event_capacity=capacity)
+    broker.join()
+    broker.connect()
+    return broker
+
+
+def drained(broker: InMemoryBroker, limit: int = 100) -> list[tuple[str, int, int, int]]:
+    records = broker.get(Drain(OWNER, limit)).events
+    return [(r["kind"], r["episode_id"], r["generation"], r["slot"]) for r in records]
+
+
+def test_b39_records_come_in_the_order_of_publication_and_describe_the_steps() -> None:
+    broker = logging()
+    ticket = broker.start_ticket()
+    broker.hand_in(ticket, episode_of(6, continuity=[0, 0, -1, 5, 5, -1]))
+    broker.fill()
+    first = broker.get(Drain(OWNER)).events[0]
+    assert first == {
+        "kind": "published",
+        "sequence": first["sequence"],
+        "run_id": 7,
+        "episode_id": 0,
+        "generation": 1,
+        "slot": 0,
+        "monotonic_ns": broker.now.monotonic_ns,
+        "valid_frame_indices": (0, 1, 2, 3, 4, 5),
+        "eligible_anchor_indices": (0, 1, 3, 4),
+        "valid_frames": 6,
+        "eligible_anchors": 4,
+    }
+    broker.get(Refill(OWNER))
+    broker.fill()
+    assert drained(broker) == [
+        record for slot in range(4) for record in (("evicted", slot, 1, slot), ("published", 4 + slot, 2, slot))
+    ]
+
+
+def test_b40_a_full_log_holds_the_producer_back_and_nobody_else() -> None:
+    broker = logging()
+    broker.fill()
+    broker.get(Refill(OWNER))
+    broker.fill()
+    status = broker.get(GetStatus())
+    assert status.completed_generation == 1
+    assert status.waiting.startswith("the lifecycle log is full (8 of 8 records)")
+    assert broker.draw(Sample(batch_size=5, length=2))
+    assert len(drained(broker, limit=1)) == 1  # one free place is too little for an eviction and a publication
+    assert len(drained(broker, limit=1)) == 1
+    assert len(drained(broker)) == 8
+    broker.pass_time(0.1)
+    assert broker.get(GetStatus()).completed_generation == 2
+    assert [kind for kind, *_ in drained(broker)] == ["evicted", "published"]
+
+
+def test_b40_stop_ends_the_wait_and_the_log_can_still_be_drained() -> None:
+    broker = logging()
+    broker.fill()
+    broker.get(Refill(OWNER))
+    broker.fill()
+    stop = broker.ask(Stop(OWNER, grace=1.0))
+    broker.leave()
+    broker.pass_time(1.0)
+    assert broker.answer(stop) is not None
+    assert len(drained(broker)) == 8
+    assert drained(broker) == []
+
+
+def test_b41_the_same_records_are_replayed_whether_or_not_the_owner_drains() -> None:
+    broker = logging()
+    broker.fill()
+    own = broker.get(Drain(OWNER)).events
+    everyone = broker.get(Replay(0)).events
+    assert [event["sequence"] for event in everyone] == list(range(len(everyone)))
+    assert [event for event in everyone if event["kind"] in ("published", "evicted")] == list(own)
