@@ -1,0 +1,72 @@
+"""Carrying conversations out: over a blocking lane, or over an asyncio one."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any, Final, TypeVar
+
+from ods_async.client.exchange import Ask, Step, Talk
+from ods_async.transport.lane import AsyncLane, Lane
+
+__all__ = ["LARGE_BYTES", "drive", "drive_async"]
+
+A = TypeVar("A")
+
+LARGE_BYTES: Final = 1_000_000  # copying more than this would hold up an asyncio loop for too long
+
+
+def drive(talk: Talk[A], lane: Lane, deadline: float) -> A:
+    """Carry out ``talk`` over ``lane`` until ``deadline`` (monotonic seconds), and return its outcome."""
+    try:
+        step: Step = next(talk)
+        while True:
+            try:
+                outcome: Any = lane.ask(step.request, deadline, step.limit) if isinstance(step, Ask) else step.work()
+            except BaseException as error:
+                step = talk.throw(error)
+            else:
+                step = talk.send(outcome)
+    except StopIteration as done:
+        result: A = done.value
+        return result
+    finally:
+        talk.close()
+
+
+async def drive_async(talk: Talk[A], lane: AsyncLane, deadline: float) -> A:
+    """As :func:`drive`, awaiting. Work on large memory is done in a thread."""
+    try:
+        step: Step = next(talk)
+        while True:
+            try:
+                outcome: Any
+                if isinstance(step, Ask):
+                    outcome = await lane.ask(step.request, deadline, step.limit)
+                elif step.nbytes > LARGE_BYTES:
+                    outcome = await _in_thread(step)
+                else:
+                    outcome = step.work()
+            except BaseException as error:
+                step = talk.throw(error)
+            else:
+                step = talk.send(outcome)
+    except StopIteration as done:
+        result: A = done.value
+        return result
+    finally:
+        talk.close()
+
+
+async def _in_thread(step: Any) -> object:
+    """Do the work in a thread. When cancelled, wait for it all the same: it may be writing to the caller's memory."""
+    work = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(None, functools.partial(step.work)))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            try:
+                await asyncio.wait([work])
+            except asyncio.CancelledError:
+                continue  # cancelled again; a copy takes milliseconds and the first cancellation is passed on below
+        raise

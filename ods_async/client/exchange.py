@@ -1,0 +1,361 @@
+"""What a client says to a broker, verb by verb, as conversations. Pure: no socket, no clock, no thread.
+
+A conversation is a generator. It yields what must be done next (:class:`Ask` a question, :class:`Do` a piece of work)
+and is sent the outcome, or has the error thrown into it. The blocking and the asyncio client drive the very same
+conversations; the tests drive them without a port.
+
+A conversation runs in a :class:`Session`: one socket of the client, which the broker knows by its identity. Leases
+belong to the session that got them, so it is the session that remembers which to hand back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from ods_async.core.language import KINDS, LanguageRegistry
+from ods_async.core.requests import (
+    Answer,
+    Batch,
+    BufferDescription,
+    Connect,
+    Describe,
+    GetLanguage,
+    LanguageEntries,
+    Plan,
+    Plans,
+    Release,
+    Request,
+    Sample,
+    Welcome,
+)
+from ods_async.errors import (
+    ArgumentError,
+    BrokerUnreachableError,
+    OdsError,
+    OwnerOnlyError,
+    ProtocolError,
+    RequestTimeoutError,
+    RunChangedError,
+)
+from ods_async.wire.asking import Answered
+from ods_async.wire.messages import PROTOCOL
+
+__all__ = ["Ask", "Do", "Exchange", "Known", "Memory", "Session", "Step", "Talk"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the broker. ``limit`` bounds the wait further than the call's own deadline, in seconds."""
+
+    request: Request
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Do a piece of work that touches about ``nbytes`` bytes, and send back what it returns."""
+
+    work: Callable[[], object]
+    nbytes: int = 0
+
+
+Step = Ask | Do
+Talk = Generator[Step, Any, A]
+
+
+class Memory(Protocol[B_co]):
+    """How batches of some type come into being: out of shared memory, or over a received frame."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether plans can be carried out here; else the bytes themselves must be asked for."""
+
+    def nbytes(self, batch_size: int, length: int, history: int) -> int:
+        """Bytes of such a batch."""
+
+    def gather(self, plan: Plan, landing: object) -> B_co | None:
+        """The batch of ``plan``, or None when a row changed while it was read."""
+
+    def wrap(self, answer: Batch, payload: bytes | memoryview, landing: object) -> B_co:
+        """The batch in ``payload``."""
+
+    def close(self) -> None:
+        """Let go of the memory; batches stay valid."""
+
+
+@dataclass(slots=True)
+class Session:
+    """What one socket of the client remembers: whether it said hello, and the leases it has to hand back."""
+
+    greeted: bool = False
+    finished: list[int] = field(default_factory=list)
+    undelivered: list[int] = field(default_factory=list)
+
+    def take(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The leases to hand back now, each told once: done with, and never delivered."""
+        if not self.finished and not self.undelivered:
+            return (), ()
+        owed = tuple(self.finished), tuple(self.undelivered)
+        self.finished.clear()
+        self.undelivered.clear()
+        return owed
+
+    def notice(self) -> Release | None:
+        """The notice that hands back what is owed, or None when nothing is."""
+        finished, undelivered = self.take()
+        return Release(finished, undelivered) if finished or undelivered else None
+
+
+@dataclass(slots=True)
+class Known(Generic[B]):
+    """What is known about one run of the broker; all sessions of a client share it."""
+
+    welcome: Welcome
+    memory: Memory[B] | None = None
+    language: LanguageRegistry = field(default_factory=LanguageRegistry)
+
+    def words(self, kind: str) -> int:
+        """How many entries of that kind are known."""
+        return self.language.sizes[KINDS.index(kind)]
+
+
+class Exchange(Generic[B]):
+    """The conversations of one client.
+
+    Args:
+        endpoint: what was dialled, for the broker and for messages.
+        role: "consumer" or "owner".
+        name: how the broker calls this client when it speaks to people.
+        owner: the owner's token, or None for a plain consumer.
+        connect_timeout: seconds within which a broker must answer the first words.
+        make_memory: opens the buffer that the broker describes (may take a while and may fail).
+        guard: a lock, where several threads drive conversations of this exchange.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: str,
+        role: str,
+        name: str,
+        owner: bytes | None,
+        connect_timeout: float,
+        make_memory: Callable[[Welcome, BufferDescription], Memory[B]],
+        guard: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.owner = owner
+        self.known: Known[B] | None = None
+        self.redrawn = 0
+        self._role = role
+        self._name = name
+        self._connect_timeout = connect_timeout
+        self._make_memory = make_memory
+        self._guard = nullcontext() if guard is None else guard
+
+    # --- getting acquainted -----------------------------------------------------------------------------------------
+
+    def greet(self, session: Session) -> Talk[Known[B]]:
+        """Say hello, once per session, and learn about the run.
+
+        Raises:
+            BrokerUnreachableError: nobody answers.
+            RunChangedError: another run answers than the one known so far; the next call speaks with the new one.
+            ProtocolError: the broker speaks another version.
+        """
+        if session.greeted and self.known is not None:
+            return self.known
+        hello = Connect(via=self.endpoint, role=self._role, name=self._name, protocol=PROTOCOL)
+        try:
+            answered = yield Ask(hello, self._connect_timeout)
+        except BrokerUnreachableError:
+            raise
+        except RequestTimeoutError as error:
+            raise BrokerUnreachableError(
+                f"no broker answers at {self.endpoint} within {error.timeout:.3g} s; is it running, and is the "
+                "address right?",
+                endpoint=self.endpoint,
+                timeout=error.timeout,
+            ) from None
+        welcome = _expect(answered.answer, Welcome)
+        if welcome.protocol != PROTOCOL:
+            raise ProtocolError(
+                f"the broker at {self.endpoint} ({welcome.server}) speaks protocol {welcome.protocol}, this client "
+                f"protocol {PROTOCOL}; install the same version on both sides",
+                reason="protocol version",
+            )
+        session.greeted = True
+        known = self.known
+        if known is None:
+            known = self.known = Known(welcome)
+        elif known.welcome.run_id != welcome.run_id:
+            old = known.welcome.run_id
+            if known.memory is not None:
+                known.memory.close()
+            self.known = Known(welcome)
+            raise RunChangedError(
+                f"the broker at {self.endpoint} was restarted: run {old} ended and run {welcome.run_id} answers; "
+                "the next call draws from the new run",
+                endpoint=self.endpoint,
+                old_run_id=old,
+                new_run_id=welcome.run_id,
+            )
+        else:
+            known.welcome = welcome
+        return known
+
+    def ready(self, session: Session) -> Talk[tuple[Known[B], Memory[B]]]:
+        """Be acquainted and know the buffer; waits until the first worker has said what it records."""
+        known = yield from self.greet(session)
+        memory = known.memory
+        if memory is None:
+            answered = yield Ask(Describe())
+            description = _expect(answered.answer, BufferDescription)
+            made = yield Do(lambda: self._make_memory(known.welcome, description))
+            memory = known.memory = made
+        return known, memory
+
+    # --- verbs ------------------------------------------------------------------------------------------------------
+
+    def plain(self, session: Session, request: Request, expected: type[A]) -> Talk[A]:
+        """Ask one question and return its answer, which must be of class ``expected``."""
+        yield from self.greet(session)
+        answered: Answered = yield Ask(request)
+        return _expect(answered.answer, expected)
+
+    def owned(self, operation: str) -> bytes:
+        """The owner's token.
+
+        Raises:
+            OwnerOnlyError: this client has none.
+        """
+        if self.owner is None:
+            raise OwnerOnlyError(
+                f"{operation} is for the owner of the service only, and this client of {self.endpoint} has no owner "
+                "token; call it on the engine that started the service, or give the client owner=",
+                operation=operation,
+            )
+        return self.owner
+
+    def sample(self, session: Session, wanted: Sample, landing: object) -> Talk[B]:
+        """One batch, drawn again when a row changed while it was copied."""
+        while True:
+            batches = yield from self.draw(session, wanted, landing)
+            for lease, batch in batches:
+                if lease is not None:
+                    session.finished.append(lease)
+                return batch
+
+    def draw(self, session: Session, wanted: Sample, landing: object) -> Talk[list[tuple[int | None, B]]]:
+        """Up to ``wanted.count`` batches, each with the lease to hand back when it has been delivered (None: none).
+
+        A batch whose rows changed while they were copied is handed back as undelivered and left out.
+        """
+        known, memory = yield from self.ready(session)
+        release, undelivered = session.take()
+        request = Sample(
+            batch_size=wanted.batch_size,
+            length=wanted.length,
+            mode=wanted.mode,
+            history=wanted.history,
+            horizon=wanted.horizon,
+            generations=wanted.generations,
+            seed=wanted.seed,
+            count=wanted.count if memory.shared else 1,
+            frame=not memory.shared,
+            release=release,
+            undelivered=undelivered,
+        )
+        answered: Answered = yield Ask(request)
+        answer = answered.answer
+        if isinstance(answer, Batch):
+            _check_shape(answer, wanted)
+            batch = yield Do(_bound(memory.wrap, answer, answered.payload, landing))
+            yield from self._learn_new(known, answer.language)
+            return [(None, batch)]
+        plans = _expect(answer, Plans)
+        open_leases = [plan.lease_id for plan in plans.plans]
+        drawn: list[tuple[int | None, B]] = []
+        nbytes = memory.nbytes(wanted.batch_size, wanted.length, wanted.history)
+        try:
+            for plan in plans.plans:
+                _check_shape(plan, wanted)
+                batch = yield Do(_bound(memory.gather, plan, landing), nbytes)
+                if batch is None:
+                    self.redrawn += 1
+                    open_leases.remove(plan.lease_id)
+                    session.undelivered.append(plan.lease_id)
+                else:
+                    drawn.append((plan.lease_id, batch))
+            yield from self._learn_new(known, plans.language)
+        except BaseException:
+            session.undelivered += open_leases
+            raise
+        return drawn
+
+    # --- language ---------------------------------------------------------------------------------------------------
+
+    def _learn_new(self, known: Known[B], sizes: tuple[int, int]) -> Talk[None]:
+        """Fetch new dictionary entries now, so that they can be looked up when the broker is gone.
+
+        The batch at hand is worth more than its words: trouble is left to :meth:`resolve`, which asks again.
+        """
+        for kind, size in zip(KINDS, sizes, strict=True):
+            if known.words(kind) < size:
+                try:
+                    yield from self._fetch(known, kind, size)
+                except (OdsError, TimeoutError):
+                    return
+
+    def _fetch(self, known: Known[B], kind: str, size: int) -> Talk[None]:
+        """Ask for entries until ``size`` are known or the broker has no more."""
+        held = known.words(kind)
+        while held < size:
+            answered = yield Ask(GetLanguage(kind, held))
+            entries = _expect(answered.answer, LanguageEntries)
+            try:
+                with self._guard:  # several sessions may learn the same words at once
+                    known.language.follow(kind, entries.since, entries.entries)
+            except ArgumentError as error:
+                raise ProtocolError(error.message, reason="language entries") from error
+            if known.words(kind) == held:
+                return
+            held = known.words(kind)
+
+    def language(self, session: Session, needed: Mapping[str, int]) -> Talk[None]:
+        """Make sure that, per kind, that many entries are known, as far as the broker has them."""
+        known = yield from self.greet(session)
+        for kind, size in needed.items():
+            yield from self._fetch(known, kind, size)
+
+
+def _bound(work: Callable[..., object], *args: object) -> Callable[[], object]:
+    return lambda: work(*args)
+
+
+def _expect(answer: Answer, expected: type[A]) -> A:
+    if not isinstance(answer, expected):
+        raise ProtocolError(
+            f"expected {expected.__name__} as the answer, got {type(answer).__name__}; the broker and this client do "
+            "not speak the same protocol",
+            reason="kind of answer",
+        )
+    return answer
+
+
+def _check_shape(answer: Plan | Batch, wanted: Sample) -> None:
+    found = answer.batch_size, answer.length, answer.history
+    asked = wanted.batch_size, wanted.length, wanted.history
+    if found != asked:
+        raise ProtocolError(
+            f"asked for {asked[0]} windows of {asked[1]} steps (history {asked[2]}), got {found[0]} of {found[1]} "
+            f"(history {found[2]}); the broker and this client do not speak the same protocol",
+            reason="shape of the batch",
+        )

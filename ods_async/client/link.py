@@ -1,0 +1,199 @@
+"""The memory side of a connection: batches out of shared memory, or over received frames."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tensordict import TensorDict
+
+from ods_async.client.batch import Landing, as_tensordict, views_of
+from ods_async.core.gather import GatherProgram, pads_of
+from ods_async.core.memory import BatchLayout, SegmentLayout
+from ods_async.core.requests import Batch, BufferDescription, Plan
+from ods_async.core.schema import Path
+from ods_async.core.window_plan import WindowPlan
+from ods_async.errors import ArgumentError, OdsError, ProtocolError, SharedMemoryError
+from ods_async.transport.endpoint import is_loopback, parse_endpoint
+from ods_async.transport.pool import BufferPool
+from ods_async.transport.shm import Attached, attach_segment
+
+__all__ = ["DataPath", "Link", "checked_data_path", "open_link"]
+
+DataPath = Literal["auto", "shared_memory", "frames"]
+
+_LOG = logging.getLogger("ods_async.client")
+_LAYOUTS_KEPT = 64
+
+
+class Link:
+    """How this process gets at the buffer of one run. Any number of threads may use it at once.
+
+    Args:
+        layout: where everything lies in the buffer.
+        pool: memory for batches.
+        attached: the mapped segment, or None to live on frames.
+    """
+
+    def __init__(self, layout: SegmentLayout, pool: BufferPool, attached: Attached | None) -> None:
+        self._layout = layout
+        self._pool = pool
+        self._attached = attached
+        self._layouts: dict[tuple[int, int, bool], BatchLayout] = {}
+        self._program: GatherProgram | None = None
+        self._stamps: NDArray[np.int64] | None = None
+        if attached is not None:
+            self._program = GatherProgram(layout.arrays(attached.buffer), pads_of(layout.schema))
+            self._stamps = layout.stamps(attached.buffer)
+
+    @property
+    def shared(self) -> bool:
+        """Whether batches come out of shared memory."""
+        return self._program is not None
+
+    @property
+    def steps(self) -> int:
+        """Steps of a row."""
+        return self._layout.steps
+
+    def nbytes(self, batch_size: int, length: int, history: int) -> int:
+        """Bytes of such a batch."""
+        return self._batch_layout(batch_size, length, history).nbytes
+
+    def gather(self, plan: Plan, landing: object) -> TensorDict | None:
+        """Copy the windows of ``plan`` into memory of the caller's own; None when a row changed meanwhile.
+
+        Raises:
+            ProtocolError: the plan does not fit the buffer.
+            ArgumentError: the tensors to fill do not fit the batch.
+        """
+        assert isinstance(landing, Landing)
+        program, stamps = self._program, self._stamps
+        if program is None or stamps is None:
+            raise ProtocolError("got a plan without having shared memory", reason="plan without memory")
+        windows, expected = WindowPlan.from_message(plan, self._layout.rows, self._layout.steps)
+        layout = self._batch_layout(plan.batch_size, plan.length, plan.history)
+        views = self._target(layout, landing)
+        program.run(windows, views)
+        if not np.array_equal(stamps[windows.rows], expected):
+            return None
+        return self._deliver(views, layout, landing)
+
+    def wrap(self, answer: Batch, payload: bytes | memoryview, landing: object) -> TensorDict:
+        """A batch over the received frame itself where that is writable, else over a copy of it.
+
+        Raises:
+            ProtocolError: the frame has not the size of such a batch.
+            ArgumentError: the tensors to fill do not fit the batch.
+        """
+        assert isinstance(landing, Landing)
+        layout = self._batch_layout(answer.batch_size, answer.length, answer.history)
+        if len(payload) != layout.nbytes:
+            raise ProtocolError(
+                f"a batch of {answer.batch_size} windows of {answer.length} steps has {layout.nbytes} bytes, the frame "
+                f"has {len(payload)}; the broker and this client do not speak the same protocol",
+                reason="payload size",
+            )
+        own = isinstance(payload, memoryview) and not payload.readonly
+        if own and landing.out is None and not landing.pinned:
+            views = layout.views(payload)
+            # Torch reads misaligned memory, but not safely on every machine, and never fast.
+            if all(view.flags.aligned for view in views.values()):
+                return self._deliver(views, layout, landing)
+        target = self._target(layout, landing)
+        for path, received in layout.views(payload).items():
+            np.copyto(target[path], received)
+        return self._deliver(target, layout, landing)
+
+    def close(self) -> None:
+        """Let go of the segment. Batches stay valid: they never point into it."""
+        self._program = None
+        self._stamps = None
+        if self._attached is not None:
+            self._attached.close()
+
+    def _batch_layout(self, batch_size: int, length: int, history: int) -> BatchLayout:
+        key = (batch_size, length, history > 0)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= _LAYOUTS_KEPT:
+                self._layouts.clear()
+            layout = BatchLayout.of(self._layout.schema, batch_size, length, context=history > 0)
+            self._layouts[key] = layout
+        return layout
+
+    def _target(self, layout: BatchLayout, landing: Landing) -> Mapping[Path, NDArray[Any]]:
+        if landing.out is not None:
+            return views_of(landing.out, layout)
+        return layout.views(landing.buffer(self._pool, layout.nbytes).data)
+
+    @staticmethod
+    def _deliver(views: Mapping[Path, NDArray[Any]], layout: BatchLayout, landing: Landing) -> TensorDict:
+        if landing.out is not None:
+            return landing.out
+        return landing.deliver(as_tensordict(views, layout.batch_size, layout.length))
+
+
+def checked_data_path(value: str) -> DataPath:
+    """The value, if it is one of the three.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if value not in ("auto", "shared_memory", "frames"):
+        raise ArgumentError(
+            f"data_path is {value!r}; it must be 'auto', 'shared_memory' or 'frames'",
+            argument="data_path",
+            value=repr(value),
+            rule="'auto', 'shared_memory' or 'frames'",
+        )
+    return value  # type: ignore[return-value]
+
+
+def open_link(description: BufferDescription, endpoint: str, data_path: DataPath, pool: BufferPool) -> Link:
+    """Attach the described segment, or settle for frames.
+
+    That both ends see the same memory is proven by the token in the segment, never by names. With "auto", memory that
+    cannot be used is worth one warning in the log (none for a broker on another machine) and frames are used instead.
+
+    Raises:
+        SharedMemoryError: ``data_path`` is "shared_memory" and there is none to share.
+        ProtocolError: the description makes no sense.
+    """
+    layout = SegmentLayout.from_description(description)
+    if data_path == "frames":
+        return Link(layout, pool, None)
+    if description.segment is None:
+        if data_path == "shared_memory":
+            raise SharedMemoryError(
+                f"shared memory was demanded and the broker at {endpoint} has none to share; start it with "
+                "shared_memory='on', or use data_path='auto' or 'frames'",
+                path=None,
+                needed_bytes=description.segment_bytes,
+                free_bytes=None,
+            )
+        return Link(layout, pool, None)
+    try:
+        attached = attach_segment(description.segment, description.segment_bytes, description.token)
+    except (OdsError, OSError) as error:
+        if data_path == "shared_memory":
+            raise SharedMemoryError(
+                f"shared memory was demanded, but that of the broker at {endpoint} cannot be used here: {error}; run "
+                "this program where it sees the broker's /dev/shm (same machine, same user, same IPC namespace), or "
+                "use data_path='auto' or 'frames'",
+                path=description.segment,
+                needed_bytes=description.segment_bytes,
+                free_bytes=None,
+            ) from error
+        level = logging.WARNING if _should_be_here(endpoint) else logging.INFO
+        _LOG.log(level, "no shared memory with the broker at %s, batches come as frames instead: %s", endpoint, error)
+        return Link(layout, pool, None)
+    return Link(layout, pool, attached)
+
+
+def _should_be_here(endpoint: str) -> bool:
+    parsed = parse_endpoint(endpoint)
+    return parsed.scheme == "ipc" or is_loopback(parsed)

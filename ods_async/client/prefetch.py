@@ -1,0 +1,185 @@
+"""Batches drawn ahead of need: plans asked several at a time and gathered in a thread of its own, over its own socket.
+
+So the round trip disappears, and a training loop that keeps the interpreter busy does not starve its own input.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from tensordict import TensorDict
+
+from ods_async.client.core import StreamPlan
+from ods_async.client.drive import drive
+from ods_async.client.exchange import Exchange, Session
+from ods_async.errors import ClosedError
+from ods_async.transport.lane import Lane
+
+__all__ = ["LAST_WORDS_SECONDS", "Feed", "Seeds"]
+
+_JOIN_SECONDS: Final = 5.0
+LAST_WORDS_SECONDS: Final = 0.2
+
+
+class Seeds:
+    """A seed for every request of a stream, or None for each where the stream has none."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._generator = None if seed is None else np.random.default_rng(seed)
+
+    def next(self) -> int | None:
+        """The next one."""
+        return None if self._generator is None else int(self._generator.integers(2**63))
+
+
+class Feed:
+    """Keeps up to ``ahead`` batches ready. Thread-safe.
+
+    A lease is handed back right after the copy, or, where episodes have a sampling budget, when the batch has been
+    taken: what was never taken is given back as undelivered.
+
+    Args:
+        exchange: the client's conversations.
+        make_lane: opens a socket that the given descriptor can wake.
+        plan: what to draw.
+        ahead: at least 1.
+        notify: called from the thread whenever there may be something to take.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange[TensorDict],
+        make_lane: Callable[[int], Lane],
+        plan: StreamPlan,
+        ahead: int,
+        notify: Callable[[], None] | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._make_lane = make_lane
+        self._plan = plan
+        self._ahead = ahead
+        self._group = max(1, ahead // 2)
+        self._notify = notify
+        self._seeds = Seeds(plan.seed)
+        self._changed = threading.Condition()
+        self._ready: collections.deque[tuple[int | None, TensorDict]] = collections.deque()
+        self._settled: list[int] = []
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._wake: int | None = None
+
+    def take(self, *, wait: bool) -> TensorDict | None:
+        """The next batch; None if there is none yet (only without ``wait``).
+
+        Raises:
+            ClosedError: the feed was stopped.
+            Exception: what went wrong while drawing; the next call tries again.
+        """
+        with self._changed:
+            while True:
+                if self._stopped:
+                    raise ClosedError("this stream is closed", what="stream")
+                if self._ready:
+                    lease, batch = self._ready.popleft()
+                    if lease is not None:
+                        self._settled.append(lease)
+                    self._changed.notify_all()
+                    return batch
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
+                self._start()
+                if not wait:
+                    return None
+                self._changed.wait()
+
+    def stop(self) -> None:
+        """End the thread and hand back what was not taken. Again: no effect."""
+        with self._changed:
+            self._stopped = True
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._thread = threading.Thread(target=self._run, args=(self._wake,), name="ods-prefetch", daemon=True)
+            self._thread.start()
+
+    def _run(self, wake: int) -> None:
+        session = Session()
+        error: BaseException | None = None
+        lane: Lane | None = None
+        try:
+            lane = self._make_lane(wake)
+            while self._room(session, lane):
+                self._draw(session, lane)
+        except BaseException as raised:
+            error = raised
+        with self._changed:
+            if self._stopped:
+                session.undelivered += [lease for lease, _ in self._ready if lease is not None]
+                self._ready.clear()
+            else:
+                self._error = error
+                # What is ready is still taken, but nobody is there any more to say so: count it as delivered.
+                session.finished += [lease for lease, _ in self._ready if lease is not None]
+                self._ready = collections.deque((None, batch) for _, batch in self._ready)
+            session.finished += self._settled
+            self._settled = []
+            self._thread = None
+            self._wake = None
+            self._changed.notify_all()
+        if lane is not None:
+            self._tell(session, lane)
+            lane.close(LAST_WORDS_SECONDS)
+        os.close(wake)
+        if self._notify is not None:
+            self._notify()
+
+    def _room(self, session: Session, lane: Lane) -> bool:
+        """Wait until a group of batches has room, handing leases back meanwhile; False when stopped."""
+        while True:
+            with self._changed:
+                session.finished += self._settled
+                self._settled = []
+                if self._stopped:
+                    return False
+                if self._ahead - len(self._ready) >= self._group:
+                    return True
+                if not (session.finished or session.undelivered):
+                    self._changed.wait()
+                    continue
+            self._tell(session, lane)
+
+    def _draw(self, session: Session, lane: Lane) -> None:
+        wanted = dataclasses.replace(self._plan.wanted, count=self._group, seed=self._seeds.next())
+        talk = self._exchange.draw(session, wanted, self._plan.landing)
+        drawn = drive(talk, lane, time.monotonic() + self._plan.timeout)
+        known = self._exchange.known
+        if known is None or known.welcome.settings.get("episode_sample_budget") is None:
+            session.finished += [lease for lease, _ in drawn if lease is not None]
+            drawn = [(None, batch) for _, batch in drawn]
+        with self._changed:
+            self._ready.extend(drawn)
+            self._changed.notify_all()
+        if self._notify is not None:
+            self._notify()
+
+    @staticmethod
+    def _tell(session: Session, lane: Lane) -> None:
+        notice = session.notice()
+        if notice is not None and not lane.lost:
+            lane.tell(notice)
