@@ -152,6 +152,7 @@ Stimulus = (
     | BufferFailed
     | RolloutWritten
     | FrameGathered
+    | AnswerLost
     | Tick
 )
 

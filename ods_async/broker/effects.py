@@ -1,0 +1,323 @@
+"""Carries out what the state decided: answers, orders, announcements, and the work that threads do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ods_async.broker.doors import Doors
+from ods_async.broker.memory import BrokerMemory
+from ods_async.broker.outgoing import OutgoingBook, Reservation
+from ods_async.core.reports import RevokeTickets, Ticket
+from ods_async.core.requests import Answer, Batch, Connect, Limits, Plan, Request, Welcome
+from ods_async.core.stimuli import (
+    Announce,
+    AnswerLost,
+    AnswerRequest,
+    AskedFor,
+    BufferFailed,
+    BufferReady,
+    CreateBuffer,
+    Effect,
+    EndService,
+    FrameGathered,
+    GatherFrame,
+    Peer,
+    PushTicket,
+    RefuseRequest,
+    RolloutWritten,
+    Stimulus,
+    WriteRollout,
+)
+from ods_async.core.window_plan import WindowPlan
+from ods_async.core.write import write_rollout
+from ods_async.errors import LimitExceededError, OdsError, SharedMemoryError
+from ods_async.transport.pool import BufferPool
+from ods_async.transport.sockets import join_envelope
+from ods_async.wire.codec import encode_answer, encode_broadcast, encode_ticket
+from ods_async.wire.messages import PROTOCOL
+
+__all__ = ["EffectRunner"]
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+THREADS = 2
+IDLE_POOL_BYTES = 512 * 1024 * 1024
+# zmq gives every peer an identity of five bytes that begins with a zero, and lets no peer choose one that does.
+_INSIDE = b"\x00inside"
+_UNHEARD = 0
+
+
+class EffectRunner:
+    """The hands of the broker. Everything but the functions given to :meth:`in_thread` runs in the loop's thread.
+
+    Args:
+        doors: the open sockets.
+        feed: tells the state what became of an effect.
+        ended: called once with the state's last effect.
+        limits: what peers may send and ask for.
+        shared_memory: ``auto``, ``on`` or ``off``.
+        run_id: of this run.
+
+    Attributes:
+        counts: ``answers_dropped`` (the asker is gone or does not read), ``batches_refused`` (its earlier ones are
+            unread), ``faults`` (this program's own).
+    """
+
+    def __init__(
+        self,
+        doors: Doors,
+        feed: Callable[[Stimulus], None],
+        ended: Callable[[EndService], None],
+        limits: Limits,
+        *,
+        shared_memory: str,
+        run_id: int,
+    ) -> None:
+        self._doors = doors
+        self._feed = feed
+        self._ended = ended
+        self._limits = limits
+        self._shared_memory = shared_memory
+        self._run_id = run_id
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ods-broker")
+        self._working: set[asyncio.Task[None]] = set()
+        self._memory: BrokerMemory | None = None
+        self._pool = BufferPool(IDLE_POOL_BYTES)
+        self._outgoing = OutgoingBook(limits.batch_bytes, limits.parked_per_session)
+        self._tickets: deque[Ticket] = deque()
+        self._dialled: dict[Peer, str] = {}
+        self._inside: dict[int, asyncio.Future[Answer]] = {}
+        self._inside_count = 0
+        self.counts: Counter[str] = Counter()
+
+    # --- what others may use ----------------------------------------------------------------------------------------
+
+    def carry_out(self, effect: Effect) -> None:
+        """Do it, or begin to; never waits."""
+        match effect:
+            case AnswerRequest():
+                self._answer(effect)
+            case RefuseRequest():
+                self.refuse(effect.peer, effect.request_id, effect.error)
+            case GatherFrame():
+                self._gather(effect)
+            case PushTicket():
+                self._tickets.append(effect.ticket)
+                self.push_tickets()
+            case Announce():
+                self._announce(effect)
+            case CreateBuffer():
+                self._work(self._create(effect))
+            case WriteRollout():
+                self._work(self._write(effect))
+            case EndService():
+                self._ended(effect)
+
+    def refuse(self, peer: Peer, request_id: int, error: OdsError) -> None:
+        """Send an error as the answer."""
+        if peer.identity == _INSIDE:
+            self._settle_inside(request_id, error)
+        elif not self._send(peer, [encode_answer(request_id, error, self._limits)]):
+            self.counts["answers_dropped"] += 1
+
+    def push_tickets(self) -> None:
+        """Deal out what waits for a worker to take it."""
+        while self._tickets and self._doors.tickets.send([encode_ticket(self._tickets[0])]):
+            self._tickets.popleft()
+
+    @contextlib.contextmanager
+    def dialled(self, peer: Peer, via: str) -> Iterator[None]:
+        """While it lasts, a ``Welcome`` to ``peer`` holds the addresses for a client that dialled ``via``."""
+        self._dialled[peer] = via
+        try:
+            yield
+        finally:
+            self._dialled.pop(peer, None)
+
+    async def ask(self, request: Request, timeout: float) -> Answer:
+        """Ask the state from inside, as a consumer would.
+
+        Raises:
+            OdsError: the answer, where it is an error.
+        """
+        self._inside_count += 1
+        request_id = self._inside_count
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._inside[request_id] = future
+        try:
+            connect = Connect(via="", role="owner", name="inside", protocol=PROTOCOL)
+            self._feed(AskedFor(Peer(_INSIDE), _UNHEARD, connect, timeout))
+            self._feed(AskedFor(Peer(_INSIDE), request_id, request, timeout))
+            return await future
+        finally:
+            self._inside.pop(request_id, None)
+
+    async def in_thread(self, work: Callable[[], _T]) -> _T:
+        """Run ``work`` in one of the broker's threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def fault(self, doing: str, error: BaseException) -> None:
+        """This program erred: count it, and report it with its traceback."""
+        self.counts["faults"] += 1
+        _log.error("the broker erred while %s: %s", doing, error, exc_info=error)
+
+    async def close(self) -> None:
+        """Wait for the threads' work (milliseconds), then give the memory back."""
+        await asyncio.gather(*self._working, return_exceptions=True)
+        self._threads.shutdown(wait=True)
+        for future in self._inside.values():
+            future.cancel()
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, effect: AnswerRequest) -> None:
+        peer, request_id, answer = effect.peer, effect.request_id, effect.answer
+        if peer.identity == _INSIDE:
+            self._settle_inside(request_id, answer)
+            return
+        if isinstance(answer, Welcome):
+            beside = self._doors.siblings_for(self._dialled.get(peer, ""))
+            answer = Welcome(
+                **{name: getattr(answer, name) for name in Welcome.__dataclass_fields__}
+                | {"tickets": beside.tickets, "rollouts": beside.rollouts, "events": beside.events}
+            )
+        try:
+            encoded = encode_answer(request_id, answer, self._limits)
+        except Exception as error:
+            self.fault(f"encoding a {type(answer).__name__}", error)
+            self.refuse(peer, request_id, _own_fault(f"answer with a {type(answer).__name__}", error))
+            self._feed(AnswerLost(peer, request_id, answer))
+            return
+        if not self._send(peer, [encoded]):
+            self.counts["answers_dropped"] += 1
+            self._feed(AnswerLost(peer, request_id, answer))
+
+    def _settle_inside(self, request_id: int, answer: Answer | OdsError) -> None:
+        future = self._inside.get(request_id)
+        if future is None or future.done():
+            return
+        if isinstance(answer, OdsError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def _send(self, peer: Peer, body: list[bytes | memoryview], *, copy: bool = True) -> bool:
+        return self._doors.requests.send(join_envelope(peer, body), copy=copy)
+
+    def _announce(self, effect: Announce) -> None:
+        what = effect.what
+        if isinstance(what, RevokeTickets) and self._tickets:
+            revoked = frozenset(what.ticket_ids)
+            self._tickets = deque(ticket for ticket in self._tickets if ticket.ticket_id not in revoked)
+        if not self._doors.events.send(list(encode_broadcast(what, self._limits))):
+            self.counts["announcements_dropped"] += 1
+
+    # --- work in threads --------------------------------------------------------------------------------------------
+
+    def _work(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._working.add(task)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._working.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fault("working", error)
+
+    async def _create(self, effect: CreateBuffer) -> None:
+        def create() -> BrokerMemory:
+            return BrokerMemory.create(
+                effect.schema, effect.rows, effect.steps, shared=self._shared_memory, run_id=self._run_id
+            )
+
+        try:
+            self._memory = await self.in_thread(create)
+        except OdsError as error:
+            self._feed(BufferFailed(error))
+        except Exception as error:
+            self.fault("making the buffer", error)
+            text = f"the buffer cannot be made: {type(error).__name__}: {error}"
+            self._feed(BufferFailed(SharedMemoryError(text, path="", needed_bytes=None, free_bytes=None)))
+        else:
+            self._feed(BufferReady(self._memory.description))
+
+    async def _write(self, effect: WriteRollout) -> None:
+        memory = self._memory
+        assert memory is not None, "a rollout is written after the buffer is ready"
+        try:
+            await self.in_thread(lambda: write_rollout(memory.arrays, memory.stamps, effect))
+        except Exception as error:
+            self.fault("writing a rollout", error)
+            self._feed(RolloutWritten(effect.job_id, f"it could not be written: {type(error).__name__}: {error}"))
+        else:
+            self._feed(RolloutWritten(effect.job_id))
+
+    def _gather(self, effect: GatherFrame) -> None:
+        memory, plan = self._memory, effect.plan
+        assert memory is not None, "windows are planned after the buffer is ready"
+        layout = memory.batch_layout(plan.batch_size, plan.length, context=plan.history > 0)
+        room = self._outgoing.reserve(effect.peer.identity, layout.nbytes)
+        if isinstance(room, str):
+            self.counts["batches_refused"] += 1
+            error = LimitExceededError(
+                f"no room to send another batch: {room}; read the answers, or ask less often",
+                what="outgoing",
+                size=self._outgoing.nbytes + layout.nbytes,
+                limit=None,
+            )
+            self._not_gathered(effect, error)
+            return
+        self._work(self._gather_and_send(effect, memory, room))
+
+    async def _gather_and_send(self, effect: GatherFrame, memory: BrokerMemory, room: Reservation) -> None:
+        try:
+            payload = await self.in_thread(lambda: self._gathered(effect.plan, memory))
+        except OdsError as error:
+            room.free()
+            self._not_gathered(effect, error)
+            return
+        except Exception as error:
+            room.free()
+            self.fault("gathering a batch", error)
+            self._not_gathered(effect, _own_fault("gather the batch", error))
+            return
+        room.hold_until_gone(payload)
+        plan = effect.plan
+        batch = Batch(plan.batch_size, plan.length, plan.history, payload.nbytes, effect.language)
+        header = encode_answer(effect.request_id, batch, self._limits)
+        if self._send(effect.peer, [header, payload.data], copy=False):
+            self._feed(FrameGathered(plan.lease_id))
+        else:
+            self.counts["answers_dropped"] += 1
+            self._feed(FrameGathered(plan.lease_id, "the asker is gone or does not read"))
+
+    def _gathered(self, plan: Plan, memory: BrokerMemory) -> NDArray[np.uint8]:
+        windows, stamps = WindowPlan.from_message(plan, memory.layout.rows, memory.layout.steps)
+        layout = memory.batch_layout(plan.batch_size, plan.length, context=plan.history > 0)
+        payload = self._pool.take(layout.nbytes)
+        memory.program.run(windows, layout.views(payload.data))
+        if not np.array_equal(memory.stamps[windows.rows], stamps):
+            raise OdsError("the batch took longer to gather than its lease lasted, and was dropped; ask again")
+        return payload
+
+    def _not_gathered(self, effect: GatherFrame, error: OdsError) -> None:
+        self.refuse(effect.peer, effect.request_id, error)
+        self._feed(FrameGathered(effect.plan.lease_id, error.message))
+
+
+def _own_fault(what: str, error: Exception) -> OdsError:
+    return OdsError(f"the broker could not {what}, which is a defect of its own: {type(error).__name__}: {error}")
