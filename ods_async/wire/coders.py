@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import types
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -21,7 +19,7 @@ import numpy as np
 
 from ods_async.core.schema import path_text
 
-__all__ = ["INT64_MAX", "INT64_MIN", "UINT64_MAX", "Coder", "CoderMaker", "Refused", "short_repr"]
+__all__ = ["INT64_MAX", "INT64_MIN", "UINT64_MAX", "Coder", "Refused", "refuse", "short_repr"]
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
@@ -76,25 +74,9 @@ def short_repr(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _refuse(expected: str, value: object) -> Refused:
+def refuse(expected: str, value: object) -> Refused:
+    """The refusal of a value of the wrong type or range."""
     return Refused(f"expected {expected}, found {type(value).__name__} {short_repr(value)}", value)
-
-
-def check_text(value: str, limit: int) -> str:
-    """``value`` if it is valid Unicode of at most ``limit`` UTF-8 bytes."""
-    size = len(value)
-    if size * 4 > limit or not value.isascii():
-        try:
-            size = len(value.encode())
-        except UnicodeEncodeError as error:
-            raise Refused(
-                f"expected valid Unicode, found a lone surrogate at position {error.start}; "
-                "decode the text properly, or send bytes",
-                value,
-            ) from None
-        if size > limit:
-            raise Refused(f"expected at most {limit} bytes of text, found {size}", value, size=size, limit=limit)
-    return value
 
 
 def _int_coder(lowest: int, highest: int) -> Coder:
@@ -103,19 +85,19 @@ def _int_coder(lowest: int, highest: int) -> Coder:
     def unpack(tree: Any) -> int:
         if type(tree) is int and lowest <= tree <= highest:
             return tree
-        raise _refuse(expected, tree)
+        raise refuse(expected, tree)
 
     def pack(value: Any) -> int:
         if type(value) is not int:
             if isinstance(value, (bool, np.bool_)):
-                raise _refuse(expected, value)
+                raise refuse(expected, value)
             try:
                 value = operator.index(value)
             except TypeError:
-                raise _refuse(expected, value) from None
+                raise refuse(expected, value) from None
         if lowest <= value <= highest:
             return int(value)
-        raise _refuse(expected, value)
+        raise refuse(expected, value)
 
     return Coder(pack, unpack)
 
@@ -127,7 +109,7 @@ UINT64_TOO: Final = _int_coder(INT64_MIN, UINT64_MAX)
 def _unpack_float(tree: Any) -> float:
     if type(tree) is float:
         return tree
-    raise _refuse("a float", tree)
+    raise refuse("a float", tree)
 
 
 def _pack_float(value: Any) -> float:
@@ -138,35 +120,29 @@ def _pack_float(value: Any) -> float:
             return float(value)
         except OverflowError:
             pass
-    raise _refuse("a float", value)
+    raise refuse("a float", value)
 
 
 def _bool(value: Any) -> bool:
     if value is True or value is False:
         return bool(value)
-    raise _refuse("a bool", value)
+    raise refuse("a bool", value)
 
 
 def _pack_bool(value: Any) -> bool:
     return bool(value) if isinstance(value, np.bool_) else _bool(value)
 
 
-def _unpack_text(tree: Any) -> str:
-    if type(tree) is str:
-        return tree
-    raise _refuse("text", tree)
-
-
 def _unpack_bytes(tree: Any) -> bytes:
     if type(tree) is bytes:
         return tree
-    raise _refuse("bytes", tree)
+    raise refuse("bytes", tree)
 
 
 def _pack_bytes(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise _refuse("bytes", value)
+    raise refuse("bytes", value)
 
 
 FLOAT: Final = Coder(_pack_float, _unpack_float)
@@ -209,12 +185,12 @@ def many(inner: Coder) -> Coder:
 
     def unpack(tree: Any) -> tuple[Any, ...]:
         if type(tree) is not tuple:
-            raise _refuse("an array", tree)
+            raise refuse("an array", tree)
         return convert(tree, inner.unpack)
 
     def pack(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, (tuple, list)):
-            raise _refuse("a tuple", value)
+            raise refuse("a tuple", value)
         return convert(value, inner.pack)
 
     return Coder(pack, unpack)
@@ -226,7 +202,7 @@ def fixed(inners: tuple[Coder, ...]) -> Coder:
 
     def convert(values: Any, ones: tuple[Callable[[Any], Any], ...]) -> tuple[Any, ...]:
         if not isinstance(values, (tuple, list)) or len(values) != len(ones):
-            raise _refuse(f"an array of {len(ones)}", values)
+            raise refuse(f"an array of {len(ones)}", values)
         return tuple(one(value) for one, value in zip(ones, values, strict=True))
 
     return Coder(lambda value: convert(value, packs), lambda tree: convert(tree, unpacks))
@@ -249,7 +225,7 @@ def record(cls: type[Any], coders: dict[str, Coder], check: Callable[[Any], None
 
     def pack(value: Any) -> tuple[Any, ...]:
         if type(value) is not cls:
-            raise _refuse(title, value)
+            raise refuse(title, value)
         values = [getattr(value, name) for name in names]
         try:
             return tuple([one(item) for one, item in zip(packs, values, strict=True)])
@@ -258,7 +234,7 @@ def record(cls: type[Any], coders: dict[str, Coder], check: Callable[[Any], None
 
     def unpack(tree: Any) -> Any:
         if type(tree) is not tuple or len(tree) != count:
-            raise _refuse(f"{title} as an array of {count} fields", tree)
+            raise refuse(f"{title} as an array of {count} fields", tree)
         try:
             values = [one(item) for one, item in zip(unpacks, tree, strict=True)]
         except Refused:
@@ -269,72 +245,3 @@ def record(cls: type[Any], coders: dict[str, Coder], check: Callable[[Any], None
         return made
 
     return Coder(pack, unpack)
-
-
-class CoderMaker:
-    """Compiles coders from annotations, each class once.
-
-    Args:
-        text_bytes: longest text, in UTF-8 bytes.
-        plain: the coder of ``dict[str, object]`` fields.
-        overrides: coders for single fields, by class and field name.
-        checks: what a received instance of a class must also hold.
-    """
-
-    def __init__(
-        self,
-        text_bytes: int,
-        plain: Coder,
-        overrides: dict[tuple[type[Any], str], Coder],
-        checks: dict[type[Any], Callable[[Any], None]],
-    ) -> None:
-        self._plain = plain
-        self._overrides = overrides
-        self._checks = checks
-        self._made: dict[type[Any], Coder] = {}
-
-        def pack_text(value: Any) -> str:
-            if not isinstance(value, str):
-                raise _refuse("text", value)
-            return str(check_text(value, text_bytes))
-
-        self._leaves = {
-            int: INT,
-            float: FLOAT,
-            bool: BOOL,
-            bytes: BYTES,
-            str: Coder(pack_text, _unpack_text),
-        }
-
-    def of_class(self, cls: type[Any]) -> Coder:
-        """The coder of a dataclass."""
-        coder = self._made.get(cls)
-        if coder is None:
-            hints = typing.get_type_hints(cls)
-            fields = {
-                f.name: self._overrides.get((cls, f.name)) or self.of_annotation(hints[f.name])
-                for f in dataclasses.fields(cls)
-            }
-            coder = self._made[cls] = record(cls, fields, self._checks.get(cls))
-        return coder
-
-    def of_annotation(self, hint: Any) -> Coder:
-        """The coder of a type annotation.
-
-        Raises:
-            TypeError: a type that does not exist on this wire.
-        """
-        if hint in self._leaves:
-            return self._leaves[hint]
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            return self.of_class(hint)
-        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-        if origin in (types.UnionType, typing.Union) and len(arguments) == 2 and type(None) in arguments:
-            return optional(self.of_annotation(arguments[0] if arguments[1] is type(None) else arguments[1]))
-        if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-            return many(self.of_annotation(arguments[0]))
-        if origin is tuple and Ellipsis not in arguments:
-            return fixed(tuple(self.of_annotation(argument) for argument in arguments))
-        if origin is dict and arguments == (str, object):
-            return self._plain
-        raise TypeError(f"a message cannot have a field of type {hint!r}; see core.requests for the types it can have")

@@ -19,8 +19,9 @@ from ods_async.errors import ArgumentError, OdsError, OnlineDataWorkerError, err
 from ods_async.wire.coders import Refused
 from ods_async.wire.messages import LIMITS, ErrorReport
 from ods_async.wire.plain import plain_coder
+from ods_async.wire.text import WORDS_BYTES, clip
 
-__all__ = ["SAFE_BUILTINS", "clip", "describe_error", "own_type", "register_error", "restore_error", "worker_failure"]
+__all__ = ["SAFE_BUILTINS", "describe_error", "own_type", "register_error", "restore_error", "worker_failure"]
 
 # Absent on purpose: what ends a program or a loop when raised (SystemExit, KeyboardInterrupt, StopIteration, …).
 SAFE_BUILTINS: Final[Mapping[str, type[Exception]]] = {
@@ -39,7 +40,6 @@ SAFE_BUILTINS: Final[Mapping[str, type[Exception]]] = {
     )
 }
 
-_TEXT_BYTES: Final = 16_384
 _NAME_BYTES: Final = 256
 _MAX_FIELDS: Final = 32
 _MAX_NOTES: Final = 16
@@ -82,21 +82,6 @@ def register_error(cls: ExceptionClass, build: Callable[[str], Exception] | None
     return cls
 
 
-def clip(text: str, size: int, *, tail: bool = False) -> str:
-    """``text`` in at most ``size`` bytes of UTF-8; what is cut is counted. With ``tail`` its end is kept.
-
-    Lone surrogates are written out as escapes, so that any text can be sent.
-    """
-    data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= size:
-        return data.decode()
-    mark = f"[{len(data) - size} bytes and a little more left out]"
-    keep = max(0, size - len(mark) - 1)
-    kept = (data[len(data) - keep :] if tail else data[:keep]).decode("utf-8", "ignore")
-    joined = f"{mark}\n{kept}" if tail else f"{kept}\n{mark}"
-    return joined.encode()[:size].decode("utf-8", "ignore")
-
-
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
@@ -105,7 +90,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _plain_fields(fields: Mapping[Any, Any], limits: Limits) -> dict[str, object]:
-    size, coder = min(_TEXT_BYTES, limits.text_bytes), plain_coder(limits)
+    size, coder = min(WORDS_BYTES, limits.text_bytes // 4), plain_coder(limits)
     kept: dict[str, object] = {}
     for key, value in list(fields.items())[:_MAX_FIELDS]:
         if not _is_field_name(key):
@@ -134,7 +119,7 @@ def _is_field_name(key: object) -> bool:
 
 def describe_error(error: BaseException, limits: Limits = LIMITS) -> ErrorReport:
     """``error`` in words of bounded size. Never fails, whatever the exception's own methods do."""
-    size = min(_TEXT_BYTES, limits.text_bytes)
+    size = min(WORDS_BYTES, limits.text_bytes // 4)
     cls = type(error)
     module, name, fields = cls.__module__, cls.__qualname__, {}
     if isinstance(error, OdsError):
@@ -266,7 +251,7 @@ def worker_failure(
         module=report.module,
         type_name=report.type_name,
         message=report.message,
-        traceback_text=clip(text, min(2 * _TEXT_BYTES, limits.text_bytes), tail=True),
+        traceback_text=clip(text, min(2 * WORDS_BYTES, limits.text_bytes // 2), tail=True),
         phase=phase,
         step=step,
     )

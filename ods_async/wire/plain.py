@@ -18,7 +18,8 @@ import numpy as np
 
 from ods_async.core.requests import Limits
 from ods_async.errors import ArgumentError, LimitExceededError
-from ods_async.wire.coders import INT64_MAX, INT64_MIN, Coder, Refused, check_text, short_repr
+from ods_async.wire.coders import INT64_MAX, INT64_MIN, Coder, Refused, short_repr
+from ods_async.wire.text import check_text
 
 __all__ = ["SCALARS", "check_plain", "plain_coder"]
 

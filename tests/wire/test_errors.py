@@ -23,7 +23,6 @@ from ods_async.errors import (
 from ods_async.wire import codec
 from ods_async.wire.errors import (
     SAFE_BUILTINS,
-    clip,
     describe_error,
     own_type,
     register_error,
@@ -31,6 +30,7 @@ from ods_async.wire.errors import (
     worker_failure,
 )
 from ods_async.wire.messages import ErrorReport
+from ods_async.wire.text import clip
 from tests.wire.strategies import of_class
 
 OURS = [getattr(errors_module, n) for n in errors_module.__all__ if isinstance(getattr(errors_module, n), type)]
