@@ -197,6 +197,10 @@ class EffectRunner:
             )
         try:
             encoded = encode_answer(request_id, answer, self._limits)
+        except LimitExceededError as error:
+            self.refuse(peer, request_id, error)
+            self._feed(AnswerLost(peer, request_id, answer))
+            return
         except Exception as error:
             self.fault(f"encoding a {type(answer).__name__}", error)
             self.refuse(peer, request_id, _own_fault(f"answer with a {type(answer).__name__}", error))

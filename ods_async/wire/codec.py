@@ -14,12 +14,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgpack
-
 from ods_async.core.events import Event
 from ods_async.core.reports import Report, RevokeTickets, ShutDown, Ticket, Verdict
 from ods_async.core.requests import Answer, Limits, Request
-from ods_async.errors import LimitExceededError, OdsError
+from ods_async.errors import OdsError
 from ods_async.wire.coders import Refused, short_repr
 from ods_async.wire.dialect import DEFAULT, Frame, dialect_of, is_id, malformed, to_bytes, to_tree
 from ods_async.wire.errors import describe_error, own_type, restore_error
@@ -107,18 +105,20 @@ def decode_request(data: Frame, limits: Limits = LIMITS) -> tuple[int, float, Re
 def encode_answer(request_id: int, answer: Answer | OdsError, limits: Limits = LIMITS) -> bytes:
     """An answer, or an error as the answer, as one frame.
 
-    An answer that is larger than ``header_bytes`` becomes the error that says so, so that the asker always hears
-    something.
+    An error always fits: its words are cut. An answer that does not is for the caller to refuse, who may have to take
+    back what it says (a lease, drained records).
+
+    Raises:
+        ArgumentError: a field of the wrong type.
+        LimitExceededError: the answer is too large to be taken; fit to be sent as the answer instead (C43).
     """
     if not is_id(request_id):
         raise ValueError(f"request_id {request_id!r} is out of range")
-    message = describe_error(answer, limits) if isinstance(answer, OdsError) else answer
-    try:
-        tag, tree = dialect_of(limits).pack(message)
-        return to_bytes((PROTOCOL, request_id, tag, tree), limits, tag)
-    except LimitExceededError as error:
-        tag, tree = dialect_of(limits).pack(describe_error(error, limits))
-        return msgpack.packb((PROTOCOL, request_id, tag, tree))  # type: ignore[no-any-return]
+    if isinstance(answer, OdsError):
+        tag, tree = dialect_of(limits).pack(describe_error(answer, limits))
+        return to_bytes((PROTOCOL, request_id, tag, tree), LIMITS, tag)
+    tag, tree = dialect_of(limits).pack(answer)
+    return to_bytes((PROTOCOL, request_id, tag, tree), limits, tag)
 
 
 def decode_answer(data: Frame, limits: Limits = LIMITS) -> tuple[int, Answer | OdsError]:

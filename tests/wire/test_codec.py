@@ -181,11 +181,13 @@ def test_a_text_over_the_limit_is_refused_at_the_sender_with_both_sizes() -> Non
     assert (caught.value.what, caught.value.size, caught.value.limit) == ("Connect/via", 11, 10)
 
 
-def test_an_answer_over_the_limit_becomes_an_error_answer() -> None:
-    """C43: the asker hears of it."""
+def test_an_answer_over_the_limit_raises_the_error_to_answer_with() -> None:
+    """C43: the asker hears of it, and the broker can take back what the answer said."""
     limits = Limits(header_bytes=1000)
-    data = codec.encode_answer(7, LanguageEntries("task", 0, tuple(f"pick up cube {i:08}" for i in range(100))), limits)
-    request_id, error = codec.decode_answer(data)
+    answer = LanguageEntries("task", 0, tuple(f"pick up cube {i:08}" for i in range(100)))
+    with pytest.raises(LimitExceededError) as caught:
+        codec.encode_answer(7, answer, limits)
+    request_id, error = codec.decode_answer(codec.encode_answer(7, caught.value, limits))
     assert request_id == 7
     assert isinstance(error, LimitExceededError)
     assert error.limit == 1000
