@@ -128,8 +128,9 @@ class AsyncPump:
                 self._refused = False
                 if self._on_writable is not None:
                     self._call(self._on_writable)
-        # Asking for room looked at the channel too, and may have used up the news of a message.
-        if self._on_message is not None and not self._over() and self.channel.readable:
+        # Asked in any case: it is what takes the news off the descriptor, which a channel that only sends never reads
+        # from; and asking for room looked at the channel too, and may have used up the news of a message.
+        if not self._over() and self.channel.readable and self._on_message is not None:
             self._look_soon()
 
     def _over(self) -> bool:

@@ -347,3 +347,23 @@ def test_the_broker_imports_neither_torch_nor_gymnasium() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+async def test_it_rests_when_nothing_happens() -> None:
+    """Sockets that only send wake the loop when a peer comes or goes, and not for ever after."""
+    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+    select, turns = selector.select, []
+
+    def counted(timeout: float | None = None) -> object:
+        turns.append(timeout)
+        return select(timeout)
+
+    async with Broker(config(ticket_start_timeout=0.1), endpoints=["tcp://127.0.0.1:0"]) as broker:
+        for _ in range(2):
+            worker = await asyncio.to_thread(lambda: RawWorker(broker.endpoint))
+            await asyncio.to_thread(worker.work, 1)
+            await asyncio.to_thread(worker.close)
+        selector.select = counted
+        await asyncio.sleep(0.5)
+        selector.select = select
+    assert len(turns) < 100
