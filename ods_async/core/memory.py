@@ -107,10 +107,9 @@ class SegmentLayout:
 
     def arrays(self, buffer: Buffer) -> dict[Path, NDArray[Any]]:
         """Each field as ``[rows, steps, *shape]`` over ``buffer``; writable where the buffer is."""
-        view = self._checked(buffer)
-        shape = (self.rows, self.steps)
+        shape, whole = (self.rows, self.steps), self._checked(buffer)
         return {
-            field.path: np.ndarray(shape + field.shape, field.dtype, view, offset)
+            field.path: np.ndarray(shape + field.shape, field.dtype, whole, offset)
             for field, offset in zip(self.schema, self.offsets, strict=True)
         }
 
@@ -160,11 +159,11 @@ class SegmentLayout:
         offsets = tuple(field.offset for field in description.fields)
         return cls(schema, rows, steps, offsets, description.stamps_offset, nbytes)
 
-    def _checked(self, buffer: Buffer) -> memoryview:
+    def _checked(self, buffer: Buffer) -> NDArray[np.uint8]:
         view = memoryview(buffer)
         if view.nbytes < self.nbytes:
             raise ValueError(f"the segment needs {self.nbytes} bytes and the buffer has {view.nbytes}")
-        return view
+        return _held(view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +201,17 @@ class BatchLayout:
         view = memoryview(buffer)
         if view.nbytes < self.nbytes:
             raise ValueError(f"the batch needs {self.nbytes} bytes and the buffer has {view.nbytes}")
-        shape = (self.batch_size, self.length)
+        shape, whole = (self.batch_size, self.length), _held(view)
         return {
-            field.path: np.ndarray(shape + field.shape, field.dtype, view, offset)
+            field.path: np.ndarray(shape + field.shape, field.dtype, whole, offset)
             for field, offset in zip(self.fields, self.offsets, strict=True)
         }
+
+
+def _held(view: memoryview) -> NDArray[np.uint8]:
+    # numpy.ndarray over a buffer keeps a reference to its owner but no hold on it: a mapping could be closed under the
+    # array, and the next read would end the process. numpy.frombuffer keeps the hold, and so does what is made from it.
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.zeros(0, np.uint8)
 
 
 def field_of(description: FieldDescription) -> FieldSpec:
