@@ -42,3 +42,10 @@ def test_b36_quotas_that_sum_up_to_the_batch_exactly_are_used_up_exactly():
     candidates = Candidates((np.arange(7) + (3 << 32),))
     rows = draw_rows_with_quota(candidates, int(quota.sum()), np.random.default_rng(4), quota)
     assert np.bincount(rows, minlength=7).tolist() == quota.tolist()
+
+
+def test_b35_b36_quotas_near_the_end_of_int64_do_not_overflow_in_the_sum():
+    quota = np.array([2**63 - 1, 2**63 - 1] + [0] * 500, np.int64)
+    candidates = Candidates((np.arange(502) + (3 << 32),))
+    rows = draw_rows_with_quota(candidates, 40, np.random.default_rng(4), quota)
+    assert set(rows.tolist()) == {0, 1}

@@ -114,6 +114,7 @@ LAST = len(SCHEMA) - 1
         described(token=b""),
         described(stamps_offset=0),
         described(stamps_offset=HEADER_BYTES + 4),
+        described(stamps_offset=HEADER_BYTES - 8),
         described(stamps_offset=-8),
         described(stamps_offset=described().segment_bytes),
         with_field(1, offset=described().fields[0].offset),
