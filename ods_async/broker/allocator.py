@@ -10,6 +10,7 @@ __all__ = ["keep_big_blocks"]
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _KEPT_BYTES = 1 << 30
 _TOP_PAD_BYTES = 16 << 20
 _OLD_GLIBC_MOST = 32 << 20
@@ -19,7 +20,7 @@ def keep_big_blocks() -> bool:
     """Make ``malloc`` take blocks of up to 1 GiB from the heap, and keep up to 1 GiB of freed heap for the next ones.
 
     Received frames are then written into memory that was touched before. It is meant for a process of its own (the
-    broker's): memory once used is not handed back to the system.
+    broker's), first thing: memory once used is not handed back to the system, and all threads share one heap.
 
     Returns:
         False where this C library cannot be told (not glibc); nothing is changed then.
@@ -39,4 +40,6 @@ def keep_big_blocks() -> bool:
     threshold = mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or mallopt(_M_MMAP_THRESHOLD, _OLD_GLIBC_MOST)
     trim = mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+    # The other threads' own heaps end at 64 MiB and are unmapped as soon as they are empty, whatever the thresholds.
+    mallopt(_M_ARENA_MAX, 1)
     return bool(threshold and trim)

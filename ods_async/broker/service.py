@@ -213,7 +213,12 @@ class Broker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        await self.stop()
+        try:
+            await self.stop()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"while ending the broker: {type(failure).__name__}: {failure}")
 
     # --- one stimulus at a time -------------------------------------------------------------------------------------
 
