@@ -88,6 +88,7 @@ class Reception:
         if type(request) is Cancel:
             self._cancel(asked.peer)
             return
+        self.sampling.heard(asked.peer.identity)
         try:
             if type(request) is not Connect and not self.sessions.known(asked.peer.identity):
                 raise SessionLostError(
@@ -174,6 +175,7 @@ class Reception:
         self._reply(asked, Done())
 
     def _cancel(self, peer: Peer) -> None:
+        self.sampling.cancelled(peer.identity)
         for parked in self.run.parking.take(lambda entry: entry.peer.identity == peer.identity):
             error = RequestTimeoutError("cancelled by its asker", operation="cancel", timeout=0.0, missing="")
             self.run.refuse(parked.peer, parked.request_id, error)

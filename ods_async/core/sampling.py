@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ods_async.core.budget import Receipt
@@ -25,6 +27,14 @@ __all__ = ["SamplingDesk"]
 NEVER = float("inf")
 
 
+class _Unheard(NamedTuple):
+    """What a session got with an answer that it may still say it never heard, until its deadline."""
+
+    leases: tuple[int, ...]
+    receipt: Receipt | None
+    until: float
+
+
 class SamplingDesk:
     """Answers :class:`~ods_async.core.requests.Sample` and takes leases back."""
 
@@ -32,6 +42,7 @@ class SamplingDesk:
         self._run = run
         self._booked: dict[int, Receipt | None] = {}  # lease -> receipt of the budget
         self._frames: dict[int, bytes] = {}  # lease of a frame being gathered -> its session
+        self._unheard: dict[bytes, _Unheard] = {}  # session -> what its newest answer gave it
         self.sampled_windows = 0
         self.sampled_batches = 0
 
@@ -96,6 +107,18 @@ class SamplingDesk:
             if self._run.store.release(lease_id, session) is not None:
                 self._give_back(lease_id)
 
+    def heard(self, session: bytes) -> None:
+        """The session asks something new, so it has got, or given up before, what it was answered last."""
+        self._unheard.pop(session, None)
+
+    def cancelled(self, session: bytes) -> None:
+        """The session gave up before its last answer came: nobody has that batch, and nobody ever will."""
+        unheard = self._unheard.pop(session, None)
+        if unheard is not None:
+            self.release(Release((), unheard.leases), session)
+            if unheard.receipt is not None:
+                self._run.budget.refund(unheard.receipt)
+
     def lost(self, answer: object, session: bytes) -> None:
         """An answer could not be sent: nobody has it, so its leases end and the budget gets its windows back."""
         if isinstance(answer, Plans):
@@ -106,12 +129,18 @@ class SamplingDesk:
         session = self._frames.pop(lease_id, None)
         if session is not None:
             lease = (lease_id,)
+            if not error:
+                until = self._run.now.seconds + self._run.settings.lease_seconds
+                self._unheard[session] = _Unheard((), self._booked.get(lease_id), until)
             self.release(Release((), lease) if error else Release(lease, ()), session)
 
     def expire(self) -> None:
         """End leases whose deadline passed. They may have been delivered: the budget keeps them as spent."""
         for lease in self._run.store.expire(self._run.now.seconds):
             self._booked.pop(lease.lease_id, None)
+        now = self._run.now.seconds
+        for session in [session for session, unheard in self._unheard.items() if unheard.until <= now]:
+            del self._unheard[session]
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -152,6 +181,8 @@ class SamplingDesk:
             self._frames[plans[0].lease_id] = peer.identity
             run.do(GatherFrame(peer, request_id, plans[0], language))
         else:
+            leases = tuple(plan.lease_id for plan in plans)
+            self._unheard[peer.identity] = _Unheard(leases, None, run.now.seconds + run.settings.lease_seconds)
             run.answer(peer, request_id, Plans(tuple(plans), language))
 
     def _draw(self, sample: Sample, turn: int, session: bytes) -> Plan:
