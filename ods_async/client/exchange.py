@@ -39,6 +39,7 @@ from ods_async.errors import (
     ProtocolError,
     RequestTimeoutError,
     RunChangedError,
+    SessionLostError,
 )
 from ods_async.wire.asking import Answered
 from ods_async.wire.messages import PROTOCOL
@@ -216,18 +217,29 @@ class Exchange(Generic[B]):
         known = yield from self.greet(session)
         memory = known.memory
         if memory is None:
-            answered = yield Ask(Describe())
+            answered = yield from self._ask(session, Describe())
             description = _expect(answered.answer, BufferDescription)
             made = yield Do(lambda: self._make_memory(known.welcome, description))
             memory = known.memory = made
         return known, memory
+
+    def _ask(self, session: Session, request: Request) -> Talk[Answered]:
+        """Ask; where the broker has forgotten this connection, say hello and ask again."""
+        answered: Answered
+        try:
+            answered = yield Ask(request)
+        except SessionLostError:
+            session.greeted = False
+            yield from self.greet(session)
+            answered = yield Ask(request)
+        return answered
 
     # --- verbs ------------------------------------------------------------------------------------------------------
 
     def plain(self, session: Session, request: Request, expected: type[A]) -> Talk[A]:
         """Ask one question and return its answer, which must be of class ``expected``."""
         yield from self.greet(session)
-        answered: Answered = yield Ask(request)
+        answered = yield from self._ask(session, request)
         return _expect(answered.answer, expected)
 
     def owned(self, operation: str) -> bytes:
@@ -273,12 +285,12 @@ class Exchange(Generic[B]):
             release=release,
             undelivered=undelivered,
         )
-        answered: Answered = yield Ask(request)
+        answered = yield from self._ask(session, request)
         answer = answered.answer
         if isinstance(answer, Batch):
             _check_shape(answer, wanted)
             batch = yield Do(_bound(memory.wrap, answer, answered.payload, landing))
-            yield from self._learn_new(known, answer.language)
+            yield from self._learn_new(session, known, answer.language)
             return [(None, batch)]
         plans = _expect(answer, Plans)
         open_leases = [plan.lease_id for plan in plans.plans]
@@ -294,7 +306,7 @@ class Exchange(Generic[B]):
                     session.undelivered.append(plan.lease_id)
                 else:
                     drawn.append((plan.lease_id, batch))
-            yield from self._learn_new(known, plans.language)
+            yield from self._learn_new(session, known, plans.language)
         except BaseException:
             session.undelivered += open_leases
             raise
@@ -302,7 +314,7 @@ class Exchange(Generic[B]):
 
     # --- language ---------------------------------------------------------------------------------------------------
 
-    def _learn_new(self, known: Known[B], sizes: tuple[int, int]) -> Talk[None]:
+    def _learn_new(self, session: Session, known: Known[B], sizes: tuple[int, int]) -> Talk[None]:
         """Fetch new dictionary entries now, so that they can be looked up when the broker is gone.
 
         The batch at hand is worth more than its words: trouble is left to :meth:`resolve`, which asks again.
@@ -310,15 +322,15 @@ class Exchange(Generic[B]):
         for kind, size in zip(KINDS, sizes, strict=True):
             if known.words(kind) < size:
                 try:
-                    yield from self._fetch(known, kind, size)
+                    yield from self._fetch(session, known, kind, size)
                 except (OdsError, TimeoutError):
                     return
 
-    def _fetch(self, known: Known[B], kind: str, size: int) -> Talk[None]:
+    def _fetch(self, session: Session, known: Known[B], kind: str, size: int) -> Talk[None]:
         """Ask for entries until ``size`` are known or the broker has no more."""
         held = known.words(kind)
         while held < size:
-            answered = yield Ask(GetLanguage(kind, held))
+            answered = yield from self._ask(session, GetLanguage(kind, held))
             entries = _expect(answered.answer, LanguageEntries)
             try:
                 with self._guard:  # several sessions may learn the same words at once
@@ -333,7 +345,7 @@ class Exchange(Generic[B]):
         """Make sure that, per kind, that many entries are known, as far as the broker has them."""
         known = yield from self.greet(session)
         for kind, size in needed.items():
-            yield from self._fetch(known, kind, size)
+            yield from self._fetch(session, known, kind, size)
 
 
 def _bound(work: Callable[..., object], *args: object) -> Callable[[], object]:

@@ -183,6 +183,8 @@ class AsyncLane(_Line):
             return await waiter
         except BaseException:
             notice = self._asker.give_up()
+            if notice is None and _has_result(waiter):  # cancelled after the answer came, before anybody saw it
+                notice = self._asker.tell(Cancel())
             if notice is not None and not self.lost and not self._channel.closed:
                 self._pump.send([notice])
             raise
@@ -250,3 +252,7 @@ class AsyncLane(_Line):
     def _fail(self, error: Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
+
+
+def _has_result(future: asyncio.Future[Answered]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
