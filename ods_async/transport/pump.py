@@ -129,9 +129,11 @@ class AsyncPump:
                 if self._on_writable is not None:
                     self._call(self._on_writable)
         # Asked in any case: it is what takes the news off the descriptor, which a channel that only sends never reads
-        # from; and asking for room looked at the channel too, and may have used up the news of a message.
-        if not self._over() and self.channel.readable and self._on_message is not None:
-            self._look_soon()
+        # from. And asked for both at once: every look uses up the news of both, those of the steps above included.
+        if not self._over():
+            readable, writable = self.channel.ready
+            if (readable and self._on_message is not None) or (writable and (self._refused or self._waiting)):
+                self._look_soon()
 
     def _over(self) -> bool:
         return self._stopped or self.channel.closed

@@ -232,6 +232,12 @@ class Channel:
         """True if :meth:`send` would be taken (a "router" always says so: its peers differ)."""
         return bool(get_int(self._live(), zmq.EVENTS) & zmq.POLLOUT)
 
+    @property
+    def ready(self) -> tuple[bool, bool]:
+        """``(readable, writable)`` by one look."""
+        events = get_int(self._live(), zmq.EVENTS)
+        return bool(events & zmq.POLLIN), bool(events & zmq.POLLOUT)
+
     def send(self, frames: Sequence[Frame], *, copy: bool = True) -> bool:
         """Send one message of one or more frames, whole or not at all.
 
