@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ods_async.core.gather import GatherProgram, pads_of
+from ods_async.core.gather import GatherProgram
 from ods_async.core.memory import TOKEN_BYTES, BatchLayout, SegmentHeader, SegmentLayout
 from ods_async.core.requests import BufferDescription
 from ods_async.core.schema import EpisodeSchema, Path
@@ -41,7 +41,7 @@ class BrokerMemory:
         self.arrays: Mapping[Path, NDArray[Any]] = layout.arrays(segment.buffer)
         self.stamps: NDArray[np.int64] = layout.stamps(segment.buffer)
         self.description: BufferDescription = layout.describe(segment.path, token)
-        self.program = GatherProgram(self.arrays, pads_of(layout.schema))
+        self.program = GatherProgram(self.arrays)
         self._segment: Segment | None = segment
         self._layouts: dict[tuple[int, int, bool], BatchLayout] = {}
 

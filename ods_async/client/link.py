@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from ods_async.client.batch import Landing, as_tensordict, views_of
-from ods_async.core.gather import GatherProgram, pads_of
+from ods_async.core.gather import GatherProgram
 from ods_async.core.memory import BatchLayout, SegmentLayout
 from ods_async.core.requests import Batch, BufferDescription, Plan
 from ods_async.core.schema import Path
@@ -46,7 +46,7 @@ class Link:
         self._program: GatherProgram | None = None
         self._stamps: NDArray[np.int64] | None = None
         if attached is not None:
-            self._program = GatherProgram(layout.arrays(attached.buffer), pads_of(layout.schema))
+            self._program = GatherProgram(layout.arrays(attached.buffer))
             self._stamps = layout.stamps(attached.buffer)
 
     @property

@@ -13,19 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ods_async.core.memory import LOSS_MASK
-from ods_async.core.schema import ANNOTATIONS, PROVENANCE, RECORDED, EpisodeSchema, Path, path_text
+from ods_async.core.schema import PROVENANCE, Path, path_text
 from ods_async.core.window_plan import WindowPlan
 
-__all__ = ["STANDARD_PADS", "GatherProgram", "gather_into", "pads_of"]
+__all__ = ["CONTEXT_PADS", "GatherProgram", "gather_into"]
 
-STANDARD_PADS: Final[Mapping[Path, int]] = {
-    field.path: field.pad for field in RECORDED + ANNOTATIONS + PROVENANCE if field.pad
+CONTEXT_PADS: Final[Mapping[Path, int]] = {
+    ("task_index",): -1,
+    ("subtask_index",): -1,
+    **{field.path: -1 for field in PROVENANCE},
 }
-
-
-def pads_of(schema: EpisodeSchema) -> dict[Path, int]:
-    """The padding of every field that is not padded with zeros."""
-    return {field.path: field.pad for field in schema if field.pad}
+"""What padding of a context holds where that is not zero (B26). Steps behind an episode's end are padded otherwise."""
 
 
 class GatherProgram:
@@ -36,7 +34,7 @@ class GatherProgram:
         pads: path -> what padding of that field holds; zero where a path is missing.
     """
 
-    def __init__(self, source: Mapping[Path, NDArray[Any]], pads: Mapping[Path, int] = STANDARD_PADS) -> None:
+    def __init__(self, source: Mapping[Path, NDArray[Any]], pads: Mapping[Path, int] = CONTEXT_PADS) -> None:
         sizes = {array.shape[:2] for array in source.values()}
         if len(sizes) != 1:
             raise ValueError(f"fields of one buffer share rows and steps; found {sorted(sizes)}")
@@ -89,7 +87,7 @@ def gather_into(
     source: Mapping[Path, NDArray[Any]],
     plan: WindowPlan,
     out: Mapping[Path, NDArray[Any]],
-    pads: Mapping[Path, int] = STANDARD_PADS,
+    pads: Mapping[Path, int] = CONTEXT_PADS,
 ) -> None:
     """Copy the windows of ``plan`` out of ``source`` into ``out``; see :class:`GatherProgram` for all four."""
     GatherProgram(source, pads).run(plan, out)

@@ -7,18 +7,22 @@ occupant is left.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ods_async.core.episode import Episode
-from ods_async.core.gather import STANDARD_PADS
-from ods_async.core.schema import PROVENANCE, Path, path_text
+from ods_async.core.schema import ANNOTATIONS, PROVENANCE, RECORDED, Path, path_text
 from ods_async.core.stimuli import WriteRollout
 from ods_async.core.windows import RowRuns, runs_of
 
 __all__ = ["annotations_of", "runs_of_episode", "write_episode", "write_rollout"]
+
+STANDARD_PADS: Final[Mapping[Path, int]] = {
+    field.path: field.pad for field in RECORDED + ANNOTATIONS + PROVENANCE if field.pad
+}
+"""What lies behind an episode's end where that is not zero (B16)."""
 
 
 def annotations_of(episode: Episode) -> dict[Path, NDArray[Any]]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ods_async.core.gather import GatherProgram, gather_into, pads_of
+from ods_async.core.gather import GatherProgram, gather_into
 from ods_async.core.memory import BatchLayout, SegmentLayout
 from ods_async.core.schema import ANNOTATIONS, PROVENANCE, RECORDED, EpisodeSchema, FieldSpec
 from ods_async.core.windows import RunIndex, WindowPlan, plan_contexts, plan_windows, runs_of
@@ -59,7 +59,7 @@ def test_b20_chunks_hold_exactly_the_planned_steps_and_belong_to_the_caller(note
     source = filled_buffer(notes)
     plan = plan_windows(index, 9, length, "episode", np.random.default_rng(seed))
     out = room_for(plan)
-    gather_into(source, plan, out, pads_of(SCHEMA))
+    gather_into(source, plan, out)
     before = {path: array.copy() for path, array in source.items()}
     for field in SCHEMA:
         windows = zip(plan.rows.tolist(), plan.starts.tolist(), strict=True)
@@ -85,14 +85,15 @@ def test_b26_b27_c36_contexts_hold_the_steps_the_oracle_names_and_padding_elsewh
     source = filled_buffer(notes)
     plan = plan_contexts(index, 7, history, horizon, mode, np.random.default_rng(seed))
     out = room_for(plan)
-    GatherProgram(source, pads_of(SCHEMA)).run(plan, out)
+    GatherProgram(source).run(plan, out)
     oracle = notes.oracle()
     for number, (row, start) in enumerate(zip(plan.rows.tolist(), plan.starts.tolist(), strict=True)):
         now = start + history - 1
         for place, step in enumerate(oracle.context(row, now, history, horizon, mode)):
             for field in SCHEMA:
                 found = out[field.path][number, place]
-                pad = np.full(field.shape, field.pad, field.dtype)
+                says_whose = field in PROVENANCE or field.path in {("task_index",), ("subtask_index",)}
+                pad = np.full(field.shape, -1 if says_whose else 0, field.dtype)
                 assert equal(found, pad if step is None else source[field.path][row, step])
             assert out["valid",][number, place] == (step is not None)
             assert out["loss_mask",][number, place] == (step is not None and step >= now)
