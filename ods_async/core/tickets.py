@@ -27,6 +27,7 @@ class Unit:
     rollout: int
     settled: bool = False
     refusals: int = 0
+    queued: bool = True
 
 
 @dataclass(slots=True)
@@ -93,6 +94,7 @@ class TicketBook:
         unstarted = self.unstarted
         while self._demand and unstarted < allowed_unstarted:
             unit = self._demand.popleft()
+            unit.queued = False
             if unit.settled:
                 continue
             ticket = Ticket(self._next_id, unit.generation, unit.rollout, self._run_id)
@@ -134,7 +136,7 @@ class TicketBook:
         """The unit's rollout was no good: it is wanted again, first in line."""
         unit.settled = False
         unit.refusals += 1
-        self._demand.appendleft(unit)
+        self._want_again(unit)
 
     # --- what time and death do -------------------------------------------------------------------------------------
 
@@ -170,12 +172,18 @@ class TicketBook:
         taken = []
         for entry, reason in late:
             del self._outstanding[entry.ticket.ticket_id]
-            if any(other.unit is entry.unit for other in self._outstanding.values()):
-                continue
-            self._demand.appendleft(entry.unit)
-            self.reissued += 1
-            taken.append(Reissue(entry.ticket, reason))
+            if self._want_again(entry.unit):
+                self.reissued += 1
+                taken.append(Reissue(entry.ticket, reason))
         return taken
+
+    def _want_again(self, unit: Unit) -> bool:
+        """Queue the unit first in line, unless it is queued or asked for already."""
+        if unit.queued or any(other.unit is unit for other in self._outstanding.values()):
+            return False
+        unit.queued = True
+        self._demand.appendleft(unit)
+        return True
 
     def _remember(self, ticket_id: int, unit: Unit) -> None:
         self._units[ticket_id] = unit
