@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import os
 import re
@@ -20,8 +19,6 @@ from ods_async.errors import EndpointError
 
 __all__ = [
     "Endpoint",
-    "IpcClaim",
-    "claim_ipc",
     "default_ipc",
     "for_peer",
     "is_loopback",
@@ -230,86 +227,3 @@ def _private_folder(folder: Path) -> None:
         raise _bad(f"ipc://{folder}/", "the folder belongs to somebody else; give an endpoint of your own")
     if stat.S_IMODE(found.st_mode) & 0o077:
         folder.chmod(0o700)
-
-
-class IpcClaim:
-    """The right to listen on one ipc path: a locked file beside it, which the kernel unlocks when its owner dies."""
-
-    def __init__(self, path: str, descriptor: int) -> None:
-        self._path = path
-        self._descriptor = descriptor
-        self._pid = os.getpid()
-        _CLAIMS.add(self)
-
-    def release(self) -> None:
-        """Give it up and remove the socket's file. Again, or in a forked child: no effect on the owner's."""
-        if self._descriptor < 0:
-            return
-        descriptor, self._descriptor = self._descriptor, -1
-        _CLAIMS.discard(self)
-        if self._pid == os.getpid():
-            for path in (self._path, _lock_path(self._path)):
-                with contextlib.suppress(OSError):
-                    Path(path).unlink()
-        os.close(descriptor)
-
-
-_CLAIMS: set[IpcClaim] = set()
-
-
-def _after_fork_in_child() -> None:
-    # An inherited descriptor would hold the lock beyond its owner's death.
-    for claim in _CLAIMS:
-        os.close(claim._descriptor)
-        claim._descriptor = -1
-    _CLAIMS.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _lock_path(path: str) -> str:
-    return f"{path}.lock"
-
-
-def claim_ipc(endpoint: Endpoint) -> IpcClaim:
-    """Claim an ipc path before binding it; the socket's file that a dead owner left is removed.
-
-    Raises:
-        EndpointError: a live process has it, the folder is missing, or something else than a socket lies there.
-    """
-    path, lock = endpoint.path, _lock_path(endpoint.path)
-    while True:
-        try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise _bad(
-                str(endpoint), f"cannot listen there: {error.strerror}; its folder must exist and be writable"
-            ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise EndpointError(
-                f"another broker (process {owner}) is listening on {endpoint}; stop it or choose another endpoint",
-                argument="endpoint",
-                value=str(endpoint),
-                rule="one broker an endpoint",
-            ) from None
-        # The file may have been removed by its last owner between open and lock: then the lock is on nothing.
-        with contextlib.suppress(OSError):
-            here, there = os.fstat(descriptor), os.stat(lock)  # noqa: PTH116
-            if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
-                break
-        os.close(descriptor)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    claim = IpcClaim(path, descriptor)
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            claim._path = _lock_path(path)  # not ours to remove
-            claim.release()
-            raise _bad(str(endpoint), "something that is not a socket lies at that path; remove it or choose another")
-        Path(path).unlink()
-    return claim

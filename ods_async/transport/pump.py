@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from ods_async.errors import ClosedError
 from ods_async.transport.sockets import Channel, Frame
 
 __all__ = ["AsyncPump"]
@@ -66,8 +67,7 @@ class AsyncPump:
         """Return when a send would be taken. Bound it with ``asyncio.timeout``.
 
         Raises:
-            ClosedError: the channel is closed.
-            asyncio.CancelledError: also when the pump is stopped meanwhile.
+            ClosedError: the channel is closed, or the pump stopped meanwhile.
         """
         if self.channel.writable:
             self._look_soon()
@@ -89,7 +89,8 @@ class AsyncPump:
         if not self._loop.is_closed():
             self._loop.remove_reader(self.channel.fileno)
         for future in self._waiting:
-            future.cancel()
+            if not future.done():
+                future.set_exception(ClosedError("the pump was stopped while waiting for room", what="pump"))
         self._waiting.clear()
 
     def close(self, linger: float | None = None) -> None:

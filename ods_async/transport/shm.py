@@ -1,18 +1,20 @@
 """The buffer's memory: a file in /dev/shm, mapped by its owner to write and by consumers to read.
 
-The owner alone removes the file; a consumer proves that it sees the same memory by a random token in the header. A
-file's name says whose it is (user, process, the process's start), so that the next start can remove what a killed owner
-left, and nothing else.
+The owner alone removes the file; a consumer proves that it sees the same memory by a random token in the header. The
+owner keeps its file locked as long as it lives (process numbers mean nothing to another container that shares
+/dev/shm), so that the next start can remove what a killed owner left, and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import re
 import stat
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -83,16 +85,35 @@ class _Map:
 class Segment(_Map):
     """Memory that this process owns. ``path`` is None if it is private (:func:`anonymous`)."""
 
-    def __init__(self, mapping: mmap.mmap, path: str | None) -> None:
+    def __init__(self, mapping: mmap.mmap, path: str | None, lock: int = -1) -> None:
         super().__init__(mapping, path, writable=True)
         self._pid = os.getpid()
+        self._lock = lock
+        _OWNED.add(self)
 
     def close(self) -> None:
         """Unmap and remove the file. In a forked child only unmap: the file belongs to the parent."""
-        if not self.closed and self.path is not None and self._pid == os.getpid():
-            with contextlib.suppress(OSError):
-                Path(self.path).unlink()
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            if self.path is not None and self._pid == os.getpid():
+                with contextlib.suppress(OSError):
+                    Path(self.path).unlink()
+            os.close(lock)
         super().close()
+
+
+_OWNED: weakref.WeakSet[Segment] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # An inherited descriptor would keep the file locked beyond its owner's death.
+    for segment in list(_OWNED):
+        if segment._lock >= 0:
+            os.close(segment._lock)
+            segment._lock = -1
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Attached(_Map):
@@ -117,25 +138,32 @@ def create_segment(nbytes: int, run_id: int, token: bytes) -> Segment:
     """
     _check_token(token)
     sweep_segments()
-    name = f"ods-{os.getuid()}-{os.getpid()}-{start_time(os.getpid())}-{run_id & (2**64 - 1):x}-{os.urandom(6).hex()}"
-    path = FOLDER / name
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise _no_room(path, nbytes, error) from error
+    path, descriptor = _own_file(nbytes, run_id)
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
         mapping = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    except OSError as error:
+    except BaseException as error:
         path.unlink(missing_ok=True)
-        raise _no_room(path, nbytes, error) from error
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    finally:
         os.close(descriptor)
+        if isinstance(error, OSError):
+            raise _no_room(path, nbytes, error) from error
+        raise
     mapping[TOKEN_OFFSET : TOKEN_OFFSET + TOKEN_BYTES] = token
-    return Segment(mapping, str(path))
+    return Segment(mapping, str(path), descriptor)
+
+
+def _own_file(nbytes: int, run_id: int) -> tuple[Path, int]:
+    pid = os.getpid()
+    while True:
+        path = FOLDER / f"ods-{os.getuid()}-{pid}-{start_time(pid)}-{run_id & (2**64 - 1):x}-{os.urandom(6).hex()}"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise _no_room(path, nbytes, error) from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return path, descriptor
+        os.close(descriptor)  # a sweep in another container got between: it saw a new file that nobody had locked yet
 
 
 def anonymous(nbytes: int, token: bytes) -> Segment:
@@ -193,28 +221,39 @@ def attach_segment(path: str, nbytes: int, token: bytes) -> Attached:
         os.close(descriptor)
 
 
-def sweep_segments(folder: Path = FOLDER) -> list[str]:
+def sweep_segments() -> list[str]:
     """Remove the segments of this user whose owner is dead; return their paths.
 
-    A segment stays if its owner lives, belongs to another user, or if the name does not say whose it is.
+    A segment stays if its owner lives (here or in another container), if it belongs to another user, or if its name is
+    not a segment's.
     """
     removed: list[str] = []
     try:
-        entries = list(os.scandir(folder))
+        with os.scandir(FOLDER) as entries:
+            names = [entry.name for entry in entries]
     except OSError:
         return removed
-    for entry in entries:
-        match = _NAME.fullmatch(entry.name)
-        if match is None or int(match[1]) != os.getuid():
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None or int(match[1]) != os.getuid() or start_time(int(match[2])) == int(match[3]):
             continue
         with contextlib.suppress(OSError):
-            status = entry.stat(follow_symlinks=False)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
-                continue
-            if start_time(int(match[2])) != int(match[3]):
-                os.unlink(entry.path)  # noqa: PTH108
-                removed.append(entry.path)
+            if _remove_if_dead(FOLDER / name):
+                removed.append(str(FOLDER / name))
     return removed
+
+
+def _remove_if_dead(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the owner lives
+        path.unlink()
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def start_time(pid: int) -> int:

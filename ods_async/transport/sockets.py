@@ -6,20 +6,28 @@ channel never lingers unless told to. After a fork the child may make channels o
 
 from __future__ import annotations
 
-import math
 import os
-import threading
-import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self
 
 import zmq
 
 from ods_async.core.stimuli import Peer
-from ods_async.errors import ArgumentError, ClosedError, EndpointError, ProtocolError
-from ods_async.transport.endpoint import Endpoint, claim_ipc, parse_endpoint, resolve_for_bind
+from ods_async.errors import ClosedError, EndpointError, ProtocolError
+from ods_async.transport.claims import IpcClaim, claim_ipc
+from ods_async.transport.endpoint import Endpoint, parse_endpoint, resolve_for_bind
+from ods_async.transport.hub import Hub, abandon, open_channel_count
+from ods_async.transport.options import (
+    ChannelKind,
+    ChannelOptions,
+    CurveClient,
+    CurveServer,
+    apply_options,
+    attach_monitor,
+    get_int,
+    milliseconds,
+)
 
 __all__ = [
     "Channel",
@@ -38,7 +46,6 @@ __all__ = [
 ]
 
 Frame = bytes | memoryview
-ChannelKind = Literal["router", "req", "push", "pull", "pub", "sub"]
 
 BIG_FRAME: Final = 64 * 1024
 MAX_FRAMES: Final = 64
@@ -54,141 +61,6 @@ _KINDS: Final[dict[str, int]] = {
 _HEADERS: Final[dict[str, int]] = {"router": 4, "req": 1, "pull": 1, "sub": 2, "push": 1, "pub": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class CurveServer:
-    """The binding side's keys, Z85 text of 40 characters. ``domain`` names the allow-list that judges clients."""
-
-    public: str
-    secret: str = field(repr=False)
-    domain: str = "ods"
-
-
-@dataclass(frozen=True, slots=True)
-class CurveClient:
-    """The connecting side's own pair and the server's public key, Z85 text of 40 characters."""
-
-    public: str
-    secret: str = field(repr=False)
-    server_public: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelOptions:
-    """Everything a socket must know before it binds or connects.
-
-    Attributes:
-        high_water_mark: messages held for one peer, in each direction; a send beyond it returns False.
-        max_message_bytes: a peer that sends a longer frame is cut off before anything is allocated; None: no limit.
-        linger: seconds that a close may go on sending, unless :meth:`Channel.close` says otherwise.
-        heartbeat_ms: silence after which the peer is asked whether it lives; 0: never.
-        heartbeat_timeout_ms: how long it may take to answer; None: four times ``heartbeat_ms``.
-        handshake_ms: time for a connection to finish its handshake.
-        reconnect_ms: pause before the first new try to connect; it doubles up to ``reconnect_max_ms``.
-        curve: keys, or None for no encryption.
-        topics: what a "sub" channel wants, by prefix; more with :meth:`Channel.subscribe`.
-        watched: watch the connection from its first moment on (:func:`~ods_async.transport.watch.watch_connection`).
-    """
-
-    high_water_mark: int = 1000
-    max_message_bytes: int | None = None
-    linger: float = 0.0
-    heartbeat_ms: int = 0
-    heartbeat_timeout_ms: int | None = None
-    handshake_ms: int = 5000
-    reconnect_ms: int = 50
-    reconnect_max_ms: int = 1000
-    curve: CurveServer | CurveClient | None = None
-    topics: tuple[bytes, ...] = ()
-    watched: bool = False
-
-
-class Hub:
-    """The sockets' engine: one zmq context, made at first use, in the process that uses it.
-
-    ``io_threads`` are zmq's own. A forked child that uses an inherited hub gets a context of its own and leaves the
-    parent's alone. :meth:`close` ends the channels that are still open (their threads must no longer use them).
-    """
-
-    def __init__(self, io_threads: int = 1) -> None:
-        self._io_threads = io_threads
-        self._lock = threading.Lock()
-        self._pid = 0
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-        self._closed = False
-        _HUBS.add(self)
-
-    @property
-    def context(self) -> zmq.Context[zmq.Socket[bytes]]:
-        """This process's context.
-
-        Raises:
-            ClosedError: the hub was closed.
-        """
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the hub is closed; make a new one", what="hub")
-            if self._context is None or self._pid != os.getpid():
-                self._pid = os.getpid()
-                self._context = zmq.Context(io_threads=self._io_threads)
-                self._context.set(zmq.BLOCKY, 0)
-            return self._context
-
-    @property
-    def open_channels(self) -> int:
-        """How many of its channels are open in this process."""
-        return sum(not channel.closed for channel in list(self._channels))
-
-    def close(self, linger: float = 0.0) -> None:
-        """Close all channels, each sending for at most ``linger`` seconds more, and end the context. Again: no effect.
-
-        In a forked child the parent's sockets are only forgotten.
-        """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            context, self._context = self._context, None
-        for channel in list(self._channels):
-            channel.close(linger)
-        if context is not None and self._pid == os.getpid():
-            context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def _forget(self) -> None:
-        # In a forked child. Python must neither end nor complain about objects whose threads live in the parent.
-        self._lock = threading.Lock()
-        for channel in list(self._channels):
-            channel._abandon()
-        self._channels = weakref.WeakSet()
-        if self._context is not None:
-            self._context._shadow = True
-            _ABANDONED.append(self._context)
-            self._context = None
-
-
-_HUBS: weakref.WeakSet[Hub] = weakref.WeakSet()
-_ABANDONED: list[object] = []
-
-
-def _after_fork_in_child() -> None:
-    for hub in list(_HUBS):
-        hub._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def open_channel_count() -> int:
-    """How many channels are open in this process, over all hubs: what a leak check wants to know."""
-    return sum(hub.open_channels for hub in list(_HUBS))
-
-
 class Channel:
     """One socket. Made by :func:`open_channel`; used by one thread at a time.
 
@@ -199,12 +71,14 @@ class Channel:
         last_refusal: why the last send returned False: "full" (try again when writable), "gone" (the peer is), or "".
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], kind: ChannelKind, options: ChannelOptions) -> None:
+    def __init__(self, hub: Hub, kind: ChannelKind, options: ChannelOptions) -> None:
+        socket = hub.context.socket(_KINDS[kind])
+        self._hub = hub
         self._socket = socket
         self._pid = os.getpid()
         self._options = options
         self._headers = _HEADERS[kind]
-        self._claims: list[_Claim] = []
+        self._claims: list[IpcClaim] = []
         self._fileno = get_int(socket, zmq.FD)
         self._monitor: zmq.Socket[bytes] | None = None
         self.kind: ChannelKind = kind
@@ -252,6 +126,9 @@ class Channel:
         """
         socket = self._live()
         last = len(frames) - 1
+        if last < 0:
+            raise ValueError("a message has at least one frame")
+        index = 0
         try:
             for index, frame in enumerate(frames):
                 flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
@@ -266,6 +143,10 @@ class Channel:
                 self.last_refusal = "gone"
                 return False
             raise self._ended(error) from error
+        except BaseException:
+            if index:  # Ctrl-C between two frames: the next message would be glued to the torn one
+                self.close(0.0)
+            raise
         self.last_refusal = ""
         return True
 
@@ -311,7 +192,7 @@ class Channel:
         """
         try:
             socket, flag = self._live(), zmq.POLLOUT if write else zmq.POLLIN
-            return bool(zmq.zmq_poll([(socket, flag)], _milliseconds(timeout)))
+            return bool(zmq.zmq_poll([(socket, flag)], milliseconds(timeout)))
         except zmq.ZMQError as error:
             raise self._ended(error) from error
 
@@ -331,7 +212,8 @@ class Channel:
                 self._socket.disable_monitor()
                 self._monitor.close(linger=0)
             seconds = self._options.linger if linger is None else linger
-            self._socket.close(linger=_milliseconds(seconds))
+            self._socket.close(linger=milliseconds(seconds))
+            self._hub.discard(self)
         for claim in claims:
             claim.release()
 
@@ -359,20 +241,13 @@ class Channel:
     def _abandon(self) -> None:
         for socket in (self._socket, self._monitor):
             if socket is not None:
-                socket._shadow = True
-                _ABANDONED.append(socket)
+                abandon(socket)
         self._claims = []
 
     def _attach_monitor(self) -> zmq.Socket[bytes]:
         if self._monitor is None:
-            from ods_async.transport.watch import attach  # the watch knows which events it wants
-
-            self._monitor = attach(self._live())
+            self._monitor = attach_monitor(self._live())
         return self._monitor
-
-
-class _Claim(Protocol):
-    def release(self) -> None: ...
 
 
 def open_channel(
@@ -399,10 +274,11 @@ def open_channel(
     """
     options = ChannelOptions() if options is None else options
     bound, dialled = [parse_endpoint(text) for text in bind], [parse_endpoint(text) for text in connect]
-    socket = hub.context.socket(_KINDS[kind])
-    channel = Channel(socket, kind, options)
+    channel = Channel(hub, kind, options)
+    socket = channel._socket
+    hub.add(channel)
     try:
-        _apply(socket, kind, options, ipv6=any(":" in endpoint.host for endpoint in bound + dialled))
+        apply_options(socket, kind, options, ipv6=any(":" in endpoint.host for endpoint in bound + dialled))
         if options.watched:
             channel._attach_monitor()
         for endpoint in bound:
@@ -413,64 +289,26 @@ def open_channel(
     except BaseException:
         channel.close(0.0)
         raise
-    hub._channels.add(channel)
     return channel
 
 
-def _apply(socket: zmq.Socket[bytes], kind: ChannelKind, options: ChannelOptions, *, ipv6: bool) -> None:
-    socket.set(zmq.SNDHWM, options.high_water_mark)
-    socket.set(zmq.RCVHWM, options.high_water_mark)
-    socket.set(zmq.MAXMSGSIZE, -1 if options.max_message_bytes is None else options.max_message_bytes)
-    socket.set(zmq.LINGER, _milliseconds(options.linger))
-    socket.set(zmq.HANDSHAKE_IVL, options.handshake_ms)
-    socket.set(zmq.RECONNECT_IVL, options.reconnect_ms)
-    socket.set(zmq.RECONNECT_IVL_MAX, options.reconnect_max_ms)
-    if options.heartbeat_ms:
-        answer_within = options.heartbeat_timeout_ms or 4 * options.heartbeat_ms
-        socket.set(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
-        socket.set(zmq.HEARTBEAT_TIMEOUT, answer_within)
-        socket.set(zmq.HEARTBEAT_TTL, min(answer_within, 6_553_500))
-    if ipv6:  # not always: with it, "localhost" would dial ::1 where the broker listens on 127.0.0.1
-        socket.set(zmq.IPV6, 1)
-    if kind == "req":
-        socket.set(zmq.REQ_RELAXED, 1)
-        socket.set(zmq.REQ_CORRELATE, 1)
-    if kind in ("req", "push"):  # with nobody connected a send is refused instead of queued for whoever comes
-        socket.set(zmq.IMMEDIATE, 1)
-    if kind == "router":  # an answer that cannot be sent is counted instead of dropped silently
-        socket.set(zmq.ROUTER_MANDATORY, 1)
-    for topic in options.topics:
-        socket.set(zmq.SUBSCRIBE, topic)
-    _apply_curve(socket, options.curve)
-
-
-def _apply_curve(socket: zmq.Socket[bytes], curve: CurveServer | CurveClient | None) -> None:
-    if curve is None:
-        return
-    try:
-        socket.set(zmq.CURVE_PUBLICKEY, curve.public.encode())
-        socket.set(zmq.CURVE_SECRETKEY, curve.secret.encode())
-        if isinstance(curve, CurveServer):
-            socket.set(zmq.CURVE_SERVER, 1)
-            socket.set(zmq.ZAP_DOMAIN, curve.domain.encode())
-        else:
-            socket.set(zmq.CURVE_SERVERKEY, curve.server_public.encode())
-    except zmq.ZMQError as error:
-        raise ArgumentError(
-            "a CURVE key is 40 characters of Z85 text; make keys with `ods-async keygen DIR`",
-            argument="curve",
-            value="(not shown)",
-            rule="40 characters of Z85 text",
-        ) from error
-
-
 def _bind(channel: Channel, endpoint: Endpoint) -> str:
-    socket = channel._socket
     if endpoint.scheme == "ipc":
-        channel._claims.append(claim_ipc(endpoint))
+        claim = claim_ipc(endpoint)
+        channel._claims.append(claim)
+        _listen(channel._socket, f"ipc://{claim.passage}", endpoint)
+        claim.publish()
+        return str(endpoint)
     real = resolve_for_bind(endpoint)
+    _listen(channel._socket, str(real), endpoint)
+    last = channel._socket.get(zmq.LAST_ENDPOINT)
+    assert isinstance(last, bytes)
+    return str(Endpoint("tcp", real.host, int(last.rstrip(b"\0").decode().rpartition(":")[2])))
+
+
+def _listen(socket: zmq.Socket[bytes], address: str, endpoint: Endpoint) -> None:
     try:
-        socket.bind(str(real))
+        socket.bind(address)
     except zmq.ZMQError as error:
         taken = error.errno == zmq.EADDRINUSE
         raise EndpointError(
@@ -480,12 +318,6 @@ def _bind(channel: Channel, endpoint: Endpoint) -> str:
             value=str(endpoint),
             rule="a free address of this machine",
         ) from error
-    if endpoint.scheme == "ipc":
-        os.chmod(endpoint.path, 0o600)  # noqa: PTH101
-        return str(endpoint)
-    last = socket.get(zmq.LAST_ENDPOINT)
-    assert isinstance(last, bytes)
-    return str(Endpoint("tcp", real.host, int(last.rstrip(b"\0").decode().rpartition(":")[2])))
 
 
 class Waitable(Protocol):
@@ -510,7 +342,7 @@ def wait_any(readers: Sequence[Waitable | int], timeout: float) -> list[Waitable
     """
     items = [(reader if isinstance(reader, int) else reader._socket, zmq.POLLIN) for reader in readers]
     try:
-        ready = zmq.zmq_poll(items, _milliseconds(timeout))
+        ready = zmq.zmq_poll(items, milliseconds(timeout))
     except zmq.ZMQError as error:
         if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
             raise ClosedError("one of the channels waited for is closed", what="channel") from error
@@ -536,14 +368,3 @@ def split_envelope(frames: Sequence[Frame]) -> tuple[Peer, list[Frame]]:
 def join_envelope(peer: Peer, body: Sequence[Frame]) -> list[Frame]:
     """The message that a "router" sends to bring ``body`` to ``peer``."""
     return [peer.identity, *peer.envelope, b"", *body]
-
-
-def get_int(socket: zmq.Socket[bytes], option: int) -> int:
-    """A socket option that is a number."""
-    value = socket.get(option)
-    assert isinstance(value, int)
-    return value
-
-
-def _milliseconds(seconds: float) -> int:
-    return -1 if math.isinf(seconds) else max(0, math.ceil(min(seconds, 2_000_000.0) * 1000))

@@ -14,21 +14,13 @@ from typing import Final, Literal
 import zmq
 
 from ods_async.errors import ClosedError
-from ods_async.transport.sockets import Channel, get_int
+from ods_async.transport.options import get_int
+from ods_async.transport.sockets import Channel
 
-__all__ = ["ConnectionEvent", "ConnectionWatch", "attach", "watch_connection"]
+__all__ = ["ConnectionEvent", "ConnectionWatch", "watch_connection"]
 
 EventKind = Literal["connected", "disconnected", "handshake_failed", "retrying", "accept_failed"]
 
-_WANTED: Final = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CONNECT_RETRIED
-    | zmq.EVENT_ACCEPT_FAILED
-)
 _AUTH_CODES: Final = {300: "try again later", 400: "the key is not on the list of allowed clients", 500: "server error"}
 
 
@@ -39,17 +31,6 @@ class ConnectionEvent:
     kind: EventKind
     endpoint: str
     reason: str = ""
-
-
-def attach(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Start the monitor of ``socket`` and return the socket its events arrive on."""
-    address = f"inproc://ods-watch-{id(socket)}-{os.urandom(8).hex()}"
-    socket.monitor(address, _WANTED)
-    receiver: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
-    receiver.set(zmq.LINGER, 0)
-    receiver.set(zmq.RCVHWM, 0)  # a full monitor would block zmq's own thread, and every socket with it
-    receiver.connect(address)
-    return receiver
 
 
 def watch_connection(channel: Channel) -> ConnectionWatch:

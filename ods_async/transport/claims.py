@@ -1,0 +1,124 @@
+"""The right to listen on an ipc path: one live process has it, and a dead one's is taken over.
+
+zmq would take a live broker's path away without a word, and remove the file some time after a socket was closed, when
+it may be somebody else's. So a locked file lies beside each path, and zmq only ever sees a *passage*: a name of its own
+that is moved to the real path once the socket listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from ods_async.errors import EndpointError
+from ods_async.transport.endpoint import Endpoint
+
+__all__ = ["IpcClaim", "claim_ipc"]
+
+
+class IpcClaim:
+    """A claim that holds until :meth:`release`, or until its process dies (the kernel unlocks the file then).
+
+    Attributes:
+        path: where clients find the socket.
+        passage: where to bind it first.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self.passage = str(Path(path).parent / f".{os.urandom(3).hex()}")
+        self._descriptor = descriptor
+        self._pid = os.getpid()
+        self._published = False
+        _CLAIMS.add(self)
+
+    def publish(self) -> None:
+        """Move the bound socket to its real path, for this user only; a dead owner's file there is replaced."""
+        os.chmod(self.passage, 0o600)  # noqa: PTH101
+        os.replace(self.passage, self.path)  # noqa: PTH105
+        self._published = True
+
+    def release(self) -> None:
+        """Give the path up and remove its files. Again, or in a forked child: no effect on the owner's."""
+        if self._descriptor < 0:
+            return
+        descriptor, self._descriptor = self._descriptor, -1
+        _CLAIMS.discard(self)
+        if self._pid == os.getpid():
+            for path in (self.path, _lock_path(self.path)) if self._published else (_lock_path(self.path),):
+                with contextlib.suppress(OSError):
+                    Path(path).unlink()
+        os.close(descriptor)
+
+
+_CLAIMS: set[IpcClaim] = set()
+
+
+def _after_fork_in_child() -> None:
+    # An inherited descriptor would hold the lock beyond its owner's death.
+    for claim in _CLAIMS:
+        os.close(claim._descriptor)
+        claim._descriptor = -1
+    _CLAIMS.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _lock_path(path: str) -> str:
+    return f"{path}.lock"
+
+
+def claim_ipc(endpoint: Endpoint) -> IpcClaim:
+    """Claim an ipc path before binding it.
+
+    Raises:
+        EndpointError: a live process has it, the folder is missing, or something else than a socket lies there.
+    """
+    path, lock = endpoint.path, _lock_path(endpoint.path)
+    while True:
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise _refused(
+                endpoint,
+                f"cannot listen on {endpoint}: {(error.strerror or '').lower()}; the folder {Path(path).parent} must "
+                "exist and be yours to write in",
+                "an existing folder to write in",
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise _refused(
+                endpoint,
+                f"another broker (process {owner}) is listening on {endpoint}; stop it or choose another endpoint",
+                "one broker an endpoint",
+            ) from None
+        # The file may have been removed by its last owner between open and lock: then the lock is on nothing.
+        with contextlib.suppress(OSError):
+            here, there = os.fstat(descriptor), os.stat(lock)  # noqa: PTH116
+            if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+                break
+        os.close(descriptor)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    claim = IpcClaim(path, descriptor)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            claim.release()
+            raise _refused(
+                endpoint,
+                f"cannot listen on {endpoint}: something that is not a socket lies at that path; remove it or choose "
+                "another endpoint",
+                "a path that is free or holds a dead broker's socket",
+            )
+    return claim
+
+
+def _refused(endpoint: Endpoint, message: str, rule: str) -> EndpointError:
+    return EndpointError(message, argument="endpoint", value=str(endpoint), rule=rule)

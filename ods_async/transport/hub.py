@@ -1,0 +1,123 @@
+"""Hub: one zmq context a process, and what a fork does to it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import zmq
+
+from ods_async.errors import ClosedError
+
+if TYPE_CHECKING:
+    from ods_async.transport.sockets import Channel
+
+__all__ = ["Hub", "abandon", "open_channel_count"]
+
+
+class Hub:
+    """The sockets' engine: one zmq context, made at first use, in the process that uses it.
+
+    ``io_threads`` are zmq's own. A forked child that uses an inherited hub gets a context of its own and leaves the
+    parent's alone. :meth:`close` ends the channels that are still open (their threads must no longer use them).
+    """
+
+    def __init__(self, io_threads: int = 1) -> None:
+        self._io_threads = io_threads
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._channels: set[Channel] = set()  # strong: a channel that nobody holds any more must still be closed
+        self._closed = False
+        _HUBS.add(self)
+
+    @property
+    def context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        """This process's context.
+
+        Raises:
+            ClosedError: the hub was closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the hub is closed; make a new one", what="hub")
+            if self._context is None or self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._context = zmq.Context(io_threads=self._io_threads)
+                self._context.set(zmq.BLOCKY, 0)
+            return self._context
+
+    @property
+    def open_channels(self) -> int:
+        """How many of its channels are open in this process."""
+        with self._lock:
+            channels = list(self._channels)
+        return sum(not channel.closed for channel in channels)
+
+    def add(self, channel: Channel) -> None:
+        """Have :meth:`close` close this channel too."""
+        with self._lock:
+            self._channels.add(channel)
+
+    def discard(self, channel: Channel) -> None:
+        """This channel is closed."""
+        with self._lock:
+            self._channels.discard(channel)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close all channels, each sending for at most ``linger`` seconds more, and end the context. Again: no effect.
+
+        In a forked child the parent's sockets are only forgotten.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            context, self._context = self._context, None
+            channels = list(self._channels)
+        for channel in channels:
+            channel.close(linger)
+        if context is not None and self._pid == os.getpid():
+            context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _forget(self) -> None:
+        # In a forked child. Python must neither end nor complain about objects whose threads live in the parent.
+        self._lock = threading.Lock()
+        for channel in list(self._channels):
+            channel._abandon()
+        self._channels = set()
+        if self._context is not None:
+            abandon(self._context)
+            self._context = None
+
+
+_HUBS: weakref.WeakSet[Hub] = weakref.WeakSet()
+_ABANDONED: list[object] = []
+
+
+def _after_fork_in_child() -> None:
+    for hub in list(_HUBS):
+        hub._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def abandon(thing: zmq.Context[zmq.Socket[bytes]] | zmq.Socket[bytes]) -> None:
+    """Let a forked child forget a parent's context or socket: never closed, never complained about."""
+    thing._shadow = True
+    _ABANDONED.append(thing)
+
+
+def open_channel_count() -> int:
+    """How many channels are open in this process, over all hubs: what a leak check wants to know."""
+    return sum(hub.open_channels for hub in list(_HUBS))

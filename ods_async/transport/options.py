@@ -1,0 +1,157 @@
+"""What a socket must know before it binds or connects, and putting it there."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import zmq
+
+from ods_async.errors import ArgumentError
+
+__all__ = [
+    "ChannelKind",
+    "ChannelOptions",
+    "CurveClient",
+    "CurveServer",
+    "apply_options",
+    "attach_monitor",
+    "get_int",
+    "milliseconds",
+]
+
+_WATCHED: Final = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_ACCEPT_FAILED
+)
+ChannelKind = Literal["router", "req", "push", "pull", "pub", "sub"]
+
+
+@dataclass(frozen=True, slots=True)
+class CurveServer:
+    """The binding side's keys, Z85 text of 40 characters. ``domain`` names the allow-list that judges clients."""
+
+    public: str
+    secret: str = field(repr=False)
+    domain: str = "ods"
+
+
+@dataclass(frozen=True, slots=True)
+class CurveClient:
+    """The connecting side's own pair and the server's public key, Z85 text of 40 characters."""
+
+    public: str
+    secret: str = field(repr=False)
+    server_public: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelOptions:
+    """Everything a socket must know before it binds or connects.
+
+    Attributes:
+        high_water_mark: messages held for one peer, in each direction; a send beyond it returns False.
+        max_message_bytes: a peer that sends a longer frame is cut off before anything is allocated; None: no limit.
+        linger: seconds that a close may go on sending, unless :meth:`Channel.close` says otherwise.
+        heartbeat_ms: silence after which the peer is asked whether it lives; 0: never.
+        heartbeat_timeout_ms: how long it may take to answer; None: four times ``heartbeat_ms``.
+        handshake_ms: time for a connection to finish its handshake.
+        reconnect_ms: pause before the first new try to connect; it doubles up to ``reconnect_max_ms``.
+        curve: keys, or None for no encryption.
+        topics: what a "sub" channel wants, by prefix; more with :meth:`Channel.subscribe`.
+        watched: watch the connection from its first moment on (:func:`~ods_async.transport.watch.watch_connection`).
+    """
+
+    high_water_mark: int = 1000
+    max_message_bytes: int | None = None
+    linger: float = 0.0
+    heartbeat_ms: int = 0
+    heartbeat_timeout_ms: int | None = None
+    handshake_ms: int = 5000
+    reconnect_ms: int = 50
+    reconnect_max_ms: int = 1000
+    curve: CurveServer | CurveClient | None = None
+    topics: tuple[bytes, ...] = ()
+    watched: bool = False
+
+
+def apply_options(socket: zmq.Socket[bytes], kind: ChannelKind, options: ChannelOptions, *, ipv6: bool) -> None:
+    """Set them all on a fresh socket of that kind; ``ipv6`` if an address needs it.
+
+    Raises:
+        ArgumentError: keys that are no keys.
+    """
+    socket.set(zmq.SNDHWM, options.high_water_mark)
+    socket.set(zmq.RCVHWM, options.high_water_mark)
+    socket.set(zmq.MAXMSGSIZE, -1 if options.max_message_bytes is None else options.max_message_bytes)
+    socket.set(zmq.LINGER, milliseconds(options.linger))
+    socket.set(zmq.HANDSHAKE_IVL, options.handshake_ms)
+    socket.set(zmq.RECONNECT_IVL, options.reconnect_ms)
+    socket.set(zmq.RECONNECT_IVL_MAX, options.reconnect_max_ms)
+    if options.heartbeat_ms:
+        answer_within = options.heartbeat_timeout_ms or 4 * options.heartbeat_ms
+        socket.set(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, answer_within)
+        socket.set(zmq.HEARTBEAT_TTL, min(answer_within, 6_553_500))
+    if ipv6:  # not always: with it, "localhost" would dial ::1 where the broker listens on 127.0.0.1
+        socket.set(zmq.IPV6, 1)
+    if kind == "req":
+        socket.set(zmq.REQ_RELAXED, 1)
+        socket.set(zmq.REQ_CORRELATE, 1)
+    if kind in ("req", "push"):  # with nobody connected a send is refused instead of queued for whoever comes
+        socket.set(zmq.IMMEDIATE, 1)
+    if kind == "router":  # an answer that cannot be sent is counted instead of dropped silently
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+    for topic in options.topics:
+        socket.set(zmq.SUBSCRIBE, topic)
+    _apply_curve(socket, options.curve)
+
+
+def _apply_curve(socket: zmq.Socket[bytes], curve: CurveServer | CurveClient | None) -> None:
+    if curve is None:
+        return
+    try:
+        socket.set(zmq.CURVE_PUBLICKEY, curve.public.encode())
+        socket.set(zmq.CURVE_SECRETKEY, curve.secret.encode())
+        if isinstance(curve, CurveServer):
+            socket.set(zmq.CURVE_SERVER, 1)
+            socket.set(zmq.ZAP_DOMAIN, curve.domain.encode())
+        else:
+            socket.set(zmq.CURVE_SERVERKEY, curve.server_public.encode())
+    except zmq.ZMQError as error:
+        raise ArgumentError(
+            "a CURVE key is 40 characters of Z85 text; make keys with `ods-async keygen DIR`",
+            argument="curve",
+            value="(not shown)",
+            rule="40 characters of Z85 text",
+        ) from error
+
+
+def attach_monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """Start the monitor of ``socket`` and return the socket its events arrive on."""
+    address = f"inproc://ods-watch-{id(socket)}-{os.urandom(8).hex()}"
+    socket.monitor(address, _WATCHED)
+    receiver: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+    receiver.set(zmq.LINGER, 0)
+    receiver.set(zmq.RCVHWM, 0)  # a full monitor would block zmq's own thread, and every socket with it
+    receiver.connect(address)
+    return receiver
+
+
+def get_int(socket: zmq.Socket[bytes], option: int) -> int:
+    """A socket option that is a number."""
+    value = socket.get(option)
+    assert isinstance(value, int)
+    return value
+
+
+def milliseconds(seconds: float) -> int:
+    """Seconds as zmq wants them: rounded up, -1 for infinity."""
+    return -1 if math.isinf(seconds) else max(0, math.ceil(min(seconds, 2_000_000.0) * 1000))
