@@ -26,7 +26,7 @@ import zmq.utils.garbage
 from ods_async.transport.shm import FOLDER, start_time
 from ods_async.transport.sockets import open_channel_count
 
-PATIENCE = 5.0
+PATIENCE = float(os.environ.get("ODS_TEST_PATIENCE", "5"))
 MARK = "ODS_TEST_RUN"
 RUN = f"{os.getpid()}-{time.time_ns()}"
 # Helpers that multiprocessing keeps for the life of the interpreter.

@@ -1,6 +1,8 @@
 """ConnectionWatch: what happens to a channel's connections, from zmq's socket monitor.
 
 It tells "nobody listens there" from "wrong key" from "the broker went away", which look the same through the channel.
+A connecting channel tries again by itself after all of these but two: when the other end sent too large a message, and
+when it does not speak our protocol (or only one end has keys). Then no "retrying" follows: open a new channel.
 """
 
 from __future__ import annotations
@@ -130,4 +132,6 @@ def _failure(number: int, value: int) -> str:
         return f"the other end does not speak the same protocol (code 0x{value:x})"
     if value in (errno.EPIPE, errno.ECONNRESET, 0):
         return "the other end closed the connection during the handshake: a wrong key, or no broker of this kind"
+    if value == errno.EAGAIN:
+        return "the other end took the connection and said nothing: no broker of this kind, or a stopped one"
     return f"the handshake failed: {os.strerror(value)}"
