@@ -56,12 +56,13 @@ class Snapshot:
 
 def take_snapshot(folders: tuple[Path, ...] = ()) -> Snapshot:
     processes, strangers = _our_processes()
+    pids = {process.pid for process in processes}
     return Snapshot(
         channels=open_channel_count(),
         zmq_threads=frozenset(_zmq_threads()),
         threads=frozenset(t for t in threading.enumerate() if not _is_kept(t)),
         processes=frozenset(processes),
-        files=frozenset(_segments({p.pid for p in processes}, strangers)) | frozenset(_ipc_files(folders, strangers)),
+        files=frozenset(_segments(pids, strangers)) | frozenset(_ipc_files(folders, pids, strangers)),
     )
 
 
@@ -163,18 +164,32 @@ def _segments(pids: set[int], strangers: bool) -> Iterator[str]:
     for path in FOLDER.glob("ods-*"):
         parts = path.name.split("-")
         owner = int(parts[2]) if len(parts) > 3 and parts[2].isdigit() else 0
-        # A dead owner may have been another run's: then it cannot be told whose it was.
-        if owner == os.getpid() or owner in pids or (start_time(owner) < 0 and not strangers):
+        if _may_be_ours(owner, pids, strangers):
             yield str(path)
 
 
-def _ipc_files(folders: tuple[Path, ...], strangers: bool) -> Iterator[str]:
-    shared = () if strangers else (Path(f"/run/user/{os.getuid()}/ods"), Path(f"/tmp/ods-{os.getuid()}"))
-    for folder in (*folders, *shared):
+def _ipc_files(folders: tuple[Path, ...], pids: set[int], strangers: bool) -> Iterator[str]:
+    for path in _sockets_in(*folders):
+        yield str(path)
+    for path in _sockets_in(Path(f"/run/user/{os.getuid()}/ods"), Path(f"/tmp/ods-{os.getuid()}")):
+        owner = 0
+        with contextlib.suppress(OSError, ValueError):
+            owner = int(Path(f"{str(path).removesuffix('.lock')}.lock").read_text())
+        if _may_be_ours(owner, pids, strangers):
+            yield str(path)
+
+
+def _may_be_ours(owner: int, pids: set[int], strangers: bool) -> bool:
+    # A dead owner may have been another run's: then it cannot be told whose it was.
+    return owner == os.getpid() or owner in pids or (start_time(owner) < 0 and not strangers)
+
+
+def _sockets_in(*folders: Path) -> Iterator[Path]:
+    for folder in folders:
         for path in folder.rglob("*"):
             with contextlib.suppress(OSError):
                 if stat.S_ISSOCK(path.lstat().st_mode) or path.name.endswith(".sock.lock"):
-                    yield str(path)
+                    yield path
 
 
 def _describe(process: psutil.Process) -> str:

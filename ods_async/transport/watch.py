@@ -59,6 +59,7 @@ class ConnectionWatch:
         self.handshakes_failed = 0
         self.retries = 0
         self.last_failure = ""
+        self._failing = 0
 
     @property
     def _socket(self) -> zmq.Socket[bytes]:
@@ -97,9 +98,10 @@ class ConnectionWatch:
             self.connections += 1
             return ConnectionEvent("connected", endpoint)
         if number == zmq.EVENT_DISCONNECTED:
-            if self.connections == 0:  # the end of a connection that never stood
+            if self._failing:  # zmq reports the end of a connection that never stood as well
+                self._failing -= 1
                 return None
-            self.connections -= 1
+            self.connections = max(0, self.connections - 1)
             self.disconnects += 1
             return ConnectionEvent("disconnected", endpoint)
         if number == zmq.EVENT_CONNECT_RETRIED:
@@ -109,6 +111,7 @@ class ConnectionWatch:
             return ConnectionEvent("accept_failed", endpoint, os.strerror(value))
         if number in _FAILURES:
             self.handshakes_failed += 1
+            self._failing += 1
             self.last_failure = _failure(number, value)
             return ConnectionEvent("handshake_failed", endpoint, self.last_failure)
         return None
