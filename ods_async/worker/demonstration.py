@@ -24,24 +24,12 @@ from ods_async.worker.plans import (
     plans_for,
 )
 from ods_async.worker.recorder import Moment
+from ods_async.worker.trace import Trace
 
 __all__ = ["DemoEpisodeResult", "DemoSegment", "DemoView", "Trace", "check_plan_source", "execute_demo_episode"]
 
 _SUCCESS: Final = ("success", "is_success")
 _FAILURE: Final = ("failure", "is_failure")
-
-
-@dataclass(slots=True)
-class Trace:
-    """Where the execution is; kept up to date for whoever has to tell about a failure or about progress.
-
-    ``phase`` is make, reset, plan, step, close or idle; ``step`` counts the steps of the episode, ``steps`` all steps
-    since the start.
-    """
-
-    phase: str = "idle"
-    step: int | None = None
-    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
