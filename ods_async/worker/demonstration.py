@@ -158,7 +158,7 @@ class _Execution:
         for step in itertools.count():
             if should_stop():
                 return self._result(interrupted=True)
-            trace.phase, trace.step = "plan", step
+            trace.step = step
             actions = [self._choose(index, row, step) for index, row in enumerate(rows)]
             if all(action is None for action in actions) or self._hopeless():
                 break
@@ -178,11 +178,13 @@ class _Execution:
         """The row's next action, recorded together with what was seen before it; None when the row has ended."""
         if row.reason:
             return None
+        self._trace.phase = "plan"
         action = row.plan.next_action(row.view.row, step)
         if action is END:
             self._finish(row, step, "ended" if step else "empty")
             return None
         told = self._environment.actions.command(action)
+        self._trace.phase = "step" if step else "reset"  # whose observation may be refused now
         self._recorder.before(index, step, row.view.observation, told, row.view.info)
         return told
 

@@ -104,10 +104,9 @@ class _Shift:
         if error is link.error:
             return
         welcome = link.desk.welcome
+        # Some simulators raise at a limit of their own instead of truncating; this tells the limit that was set here.
         if trace.step is not None:
-            error.add_note(
-                f"in {trace.phase} of step {trace.step}; an episode has at most {self.production.capacity} steps"
-            )
+            error.add_note(f"at step {trace.step}; the limit is {self.production.capacity} steps")
         link.report(
             worker_failure(
                 error,
