@@ -200,6 +200,11 @@ class Desk:
         with self._changed:
             self._tickets.clear()
 
+    def close_room(self) -> None:
+        """A rollout is about to be kept: nothing new is begun until :meth:`note_room` has looked how much that is."""
+        with self._changed:
+            self._full = True
+
     def note_room(self) -> None:
         """The outbox changed: the simulation may go on, or has to wait."""
         with self._changed:

@@ -105,6 +105,7 @@ class Link:
             self.desk.outbox.keep(rollout.ticket_id, (data, payload))
             self.desk.note_room()
 
+        self.desk.close_room()
         self.desk.do(keep)
 
     def request_stop(self, reason: str) -> None:
