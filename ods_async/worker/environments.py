@@ -319,6 +319,10 @@ def make_environment(
             for env in envs:
                 env.close()
             raise
+    if settings.vectorization == "async":
+        from ods_async.worker.asynchronous import make_async
+
+        return make_async(settings, capacity, kwargs)
     return _make_vector(settings, capacity, kwargs)
 
 
