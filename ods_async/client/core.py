@@ -8,7 +8,7 @@ import operator
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ from ods_async.core.requests import (
     BudgetSnapshot,
     BufferDescription,
     FlowStatus,
-    Records,
     Sample,
     ServiceStatus,
     Stats,
@@ -346,11 +345,10 @@ def status_dict(status: ServiceStatus) -> dict[str, Any]:
     return _plain(status) | {"workers": [_plain(worker) for worker in status.workers]}
 
 
-def record_list(records: Records) -> list[dict[str, Any]]:
+def record_list(records: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
     """B39: one dict a record, indices as lists."""
     return [
-        {key: list(value) if isinstance(value, tuple) else value for key, value in event.items()}
-        for event in records.events
+        {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()} for record in records
     ]
 
 

@@ -22,10 +22,12 @@ from ods_async.core.requests import (
     BufferDescription,
     Connect,
     Describe,
+    Drain,
     GetLanguage,
     LanguageEntries,
     Plan,
     Plans,
+    Records,
     Release,
     Request,
     Sample,
@@ -121,6 +123,7 @@ class Known(Generic[B]):
     welcome: Welcome
     memory: Memory[B] | None = None
     language: LanguageRegistry = field(default_factory=LanguageRegistry)
+    drained: int = 0  # lifecycle records numbered below this were received
 
     def words(self, kind: str) -> int:
         """How many entries of that kind are known."""
@@ -160,6 +163,7 @@ class Exchange(Generic[B]):
         self._connect_timeout = connect_timeout
         self._make_memory = make_memory
         self._guard = nullcontext() if guard is None else guard
+        self._records: list[dict[str, object]] = []  # received, and not handed to the caller yet
 
     # --- getting acquainted -----------------------------------------------------------------------------------------
 
@@ -241,6 +245,43 @@ class Exchange(Generic[B]):
         yield from self.greet(session)
         answered = yield from self._ask(session, request)
         return _expect(answered.answer, expected)
+
+    def drain(self, session: Session, limit: int) -> Talk[list[dict[str, object]]]:
+        """The next lifecycle records, oldest first, at most ``limit``; each is returned by exactly one call.
+
+        The broker lets go of what was received only when it is told so by the next question, hence the last one, which
+        brings nothing. Whatever goes wrong on the way, records that came are kept for the next call.
+
+        Raises:
+            OwnerOnlyError: this client is not the owner's.
+        """
+        owner = self.owned("drain_lifecycle_events")
+        more = True
+        while more:
+            try:
+                known = yield from self.greet(session)
+                wanted = max(0, limit - len(self._records))
+                answered = yield from self._ask(session, Drain(owner, wanted, known.drained))
+                more = self._keep_records(known, _expect(answered.answer, Records))
+            except (OdsError, TimeoutError):
+                if not self._records:
+                    raise
+                break
+        with self._guard:
+            taken, self._records = self._records[:limit], self._records[limit:]
+        return taken
+
+    def _keep_records(self, known: Known[B], records: Records) -> bool:
+        """Keep the records that are new; whether there were any in the answer."""
+        with self._guard:  # two calls at once may have asked for the same ones
+            for record in records.events:
+                sequence = record.get("sequence")
+                if type(sequence) is not int:
+                    raise ProtocolError("a lifecycle record without a number", reason="lifecycle record")
+                if sequence >= known.drained:
+                    self._records.append(record)
+                    known.drained = sequence + 1
+        return bool(records.events)
 
     def owned(self, operation: str) -> bytes:
         """The owner's token.

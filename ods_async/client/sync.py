@@ -32,14 +32,12 @@ from ods_async.core.requests import (
     BudgetSnapshot,
     CheckHealth,
     Done,
-    Drain,
     FlowStatus,
     GenerationPromise,
     GetBudget,
     GetFlow,
     GetStats,
     GetStatus,
-    Records,
     Refill,
     ReportExit,
     Request,
@@ -268,8 +266,9 @@ class Client(ClientCore):
 
     def drain_lifecycle_events(self, limit: int = 4096, timeout: float | None = None) -> list[dict[str, Any]]:
         """Take the pending ``published`` and ``evicted`` records, oldest first, at most ``limit`` (B39). Owner only."""
-        owner = self._owned("drain_lifecycle_events")
-        return record_list(self._ask(Drain(owner, self._number("limit", limit)), Records, timeout))
+        self._owned("drain_lifecycle_events")
+        most = self._number("limit", limit)
+        return record_list(self._drive(lambda session: self._exchange.drain(session, most), timeout))
 
     def stop(self, grace: float = 5.0, timeout: float | None = None) -> None:
         """End the run: workers get ``grace`` seconds to end between two steps. Owner only."""
@@ -278,11 +277,11 @@ class Client(ClientCore):
         self._ask(Stop(owner, grace), Done, self._timeout + grace if timeout is None else timeout)
 
     def report_exit(
-        self, worker_id: str, exit_code: int, *, will_restart: bool = False, timeout: float | None = None
+        self, worker_id: str, exit_code: int, *, will_restart: bool = False, pid: int = 0, timeout: float | None = None
     ) -> None:
         """Tell that a local worker's process ended (``exit_code`` negative: by that signal). Owner only."""
         owner = self._owned("report_exit")
-        self._ask(ReportExit(worker_id, exit_code, will_restart, owner), Done, timeout)
+        self._ask(ReportExit(worker_id, exit_code, will_restart, owner, pid), Done, timeout)
 
     # --- underneath -------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ods_async.core.events import to_plain
 from ods_async.core.requests import (
+    Drain,
     FlowStatus,
     GetLanguage,
     LanguageEntries,
@@ -80,7 +81,7 @@ def stats(state: BrokerState) -> Stats:
 def status(state: BrokerState) -> ServiceStatus:
     """State, workers, and what is being waited for, in words."""
     run, production = state.run, state.production
-    waiting = production.pause or run.refill.sampling_pause
+    waiting = production.pause or run.refill.sampling_pause or production.trouble
     if not waiting and run.alive and production.completed < production.requested and not run.roster.ready:
         waiting = f"a worker for generation {production.requested}: {run.roster.in_words()}"
     return ServiceStatus(
@@ -111,10 +112,22 @@ def flow(state: BrokerState) -> FlowStatus:
     )
 
 
-def drained(state: BrokerState, limit: int) -> Records:
-    """Take pending lifecycle records out of the owner's log, as many as one answer holds."""
+def drained(state: BrokerState, drain: Drain) -> Records:
+    """Drop the lifecycle records that the owner has received, and show the oldest others, as many as one answer holds.
+
+    Raises:
+        ArgumentError: the owner claims to have received what does not exist yet.
+    """
     run = state.run
-    records = run.log.drain(max(0, min(limit, RECORDS_PER_ANSWER)))
+    if not 0 <= drain.received <= run.events.next:
+        raise ArgumentError(
+            f"received={drain.received}, and the next event of this run will be number {run.events.next}",
+            argument="received",
+            value=str(drain.received),
+            rule=f"0 to {run.events.next}",
+        )
+    run.log.forget(drain.received)
+    records = run.log.oldest(min(drain.limit, RECORDS_PER_ANSWER))
     oldest = records[0].sequence if records else run.events.next
     return Records(tuple(to_plain(record) for record in records), oldest, run.events.next)
 

@@ -16,7 +16,7 @@ TEXT_BYTES: Final = 65_536  # the longest text an event carries (a traceback, sa
 
 
 class LifecycleLog:
-    """The owner's records of published and evicted episodes, kept until drained (B40).
+    """The owner's records of published and evicted episodes, kept until the owner has received them (B40).
 
     Args:
         capacity: how many records it holds; 0 switches it off: there is always room, and nothing is kept.
@@ -45,10 +45,17 @@ class LifecycleLog:
             raise ValueError(f"the lifecycle log is full with {self.capacity} records; room_for() was not asked")
         self._records.append(record)
 
-    def drain(self, limit: int | None = None) -> list[Event]:
-        """Take out the oldest records, at most ``limit`` of them, in order."""
-        n = len(self._records) if limit is None else min(max(0, limit), len(self._records))
-        return [self._records.popleft() for _ in range(n)]
+    def forget(self, received: int) -> int:
+        """Let go of the records numbered below ``received``, which the owner has; how many those were."""
+        gone = 0
+        while self._records and self._records[0].sequence < received:
+            self._records.popleft()
+            gone += 1
+        return gone
+
+    def oldest(self, limit: int) -> list[Event]:
+        """The oldest records, at most ``limit`` of them, in order. They stay until :meth:`forget`."""
+        return list(islice(self._records, max(0, limit)))
 
 
 class EventLog:

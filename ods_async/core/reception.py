@@ -150,7 +150,7 @@ class Reception:
     def _drain(self, asked: AskedFor) -> None:
         assert isinstance(asked.request, Drain)
         self._need_owner(asked.request.owner, "drain_lifecycle_events")
-        self._reply(asked, answers.drained(self._state, asked.request.limit))
+        self._reply(asked, answers.drained(self._state, asked.request))
         self.production.advance()
 
     def _replay(self, asked: AskedFor) -> None:

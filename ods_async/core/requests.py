@@ -137,10 +137,15 @@ class CheckHealth:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Owner only: take the pending lifecycle records."""
+    """Owner only: read the pending lifecycle records, oldest first.
+
+    Records leave the log only when they were received: those with a sequence number below ``received`` leave now, and
+    the answer holds the oldest that stay. So an answer that gets lost costs nothing, and asking again is harmless.
+    """
 
     owner: bytes = b""
     limit: int = 4096
+    received: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +166,16 @@ class GetLanguage:
 
 @dataclass(frozen=True, slots=True)
 class ReportExit:
-    """Owner only: a local worker's process ended (``exit_code`` negative: by that signal)."""
+    """Owner only: a local worker's process ended (``exit_code`` negative: by that signal).
+
+    ``pid`` tells the process from its successor of the same name, which may have said hello already; 0: not known.
+    """
 
     worker_id: str
     exit_code: int
     will_restart: bool
     owner: bytes = b""
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

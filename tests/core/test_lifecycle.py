@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ods_async.core.events import EpisodePublished, Event, WorkerFailure, WorkerReturned
 from ods_async.core.lifecycle import TEXT_BYTES, EventLog, LifecycleLog, bounded_text
 from ods_async.core.requests import Drain, GetStatus, Refill, Replay, Sample, Stop
+from ods_async.errors import ArgumentError
 from ods_async.testing.in_memory import OWNER, InMemoryBroker, episode_of
 
 
@@ -44,9 +45,9 @@ def failure(message: str, traceback_text: str) -> Callable[[int], Event]:
     )
 
 
-@given(st.integers(1, 9), st.lists(st.one_of(st.integers(1, 4), st.tuples(st.none() | st.integers(0, 5)))))
+@given(st.integers(1, 9), st.lists(st.one_of(st.integers(1, 4), st.tuples(st.integers(0, 5), st.booleans()))))
 def test_b40_no_record_is_lost_or_reordered_and_room_is_what_fits(
-    capacity: int, steps: list[int | tuple[int | None]]
+    capacity: int, steps: list[int | tuple[int, bool]]
 ) -> None:
     log, held, sequence = LifecycleLog(capacity), [], 0
     for step in steps:
@@ -58,12 +59,14 @@ def test_b40_no_record_is_lost_or_reordered_and_room_is_what_fits(
                 log.append(record)
                 held.append(record)
         else:
-            (limit,) = step
-            taken = log.drain(limit)
-            assert taken == (held if limit is None else held[:limit])
-            del held[: len(taken)]
+            limit, arrives = step
+            shown = log.oldest(limit)
+            assert shown == held[:limit]
+            if arrives and shown:
+                assert log.forget(shown[-1].sequence + 1) == len(shown)
+                del held[: len(shown)]
         assert len(log) == len(held)
-    assert log.drain() == held
+    assert log.oldest(capacity) == held
 
 
 def test_b40_a_full_log_never_drops() -> None:
@@ -74,7 +77,9 @@ def test_b40_a_full_log_never_drops() -> None:
     assert log.room_for(0)
     with pytest.raises(ValueError, match="full with 2"):
         log.append(published(2))
-    assert [record.sequence for record in log.drain(1)] == [0]
+    assert [record.sequence for record in log.oldest(1)] == [0]
+    assert not log.room_for(1)
+    assert log.forget(1) == 1
     assert log.room_for(1)
 
 
@@ -82,7 +87,7 @@ def test_b40_zero_capacity_switches_the_log_off() -> None:
     log = LifecycleLog(0)
     log.append(published(0))
     assert log.room_for(10**9)
-    assert log.drain() == []
+    assert log.oldest(9) == []
 
 
 @given(st.integers(1, 6), st.integers(0, 15), st.integers(0, 20), st.integers(0, 7))
@@ -166,6 +171,8 @@ def logging(capacity: int = 8) -> InMemoryBroker:
 
 def drained(broker: InMemoryBroker, limit: int = 100) -> list[tuple[str, int, int, int]]:
     records = broker.get(Drain(OWNER, limit)).events
+    if records:
+        broker.get(Drain(OWNER, 0, records[-1]["sequence"] + 1))
     return [(r["kind"], r["episode_id"], r["generation"], r["slot"]) for r in records]
 
 
@@ -174,7 +181,8 @@ def test_b39_records_come_in_the_order_of_publication_and_describe_the_steps() -
     ticket = broker.start_ticket()
     broker.hand_in(ticket, episode_of(6, continuity=[0, 0, -1, 5, 5, -1]))
     broker.fill()
-    first = broker.get(Drain(OWNER)).events[0]
+    first, *others = broker.get(Drain(OWNER)).events
+    broker.get(Drain(OWNER, 0, others[-1]["sequence"] + 1))
     assert first == {
         "kind": "published",
         "sequence": first["sequence"],
@@ -232,3 +240,22 @@ def test_b41_the_same_records_are_replayed_whether_or_not_the_owner_drains() -> 
     everyone = broker.get(Replay(0)).events
     assert [event["sequence"] for event in everyone] == list(range(len(everyone)))
     assert [event for event in everyone if event["kind"] in ("published", "evicted")] == list(own)
+
+
+def test_b39_an_answer_to_a_drain_that_gets_lost_costs_no_record() -> None:
+    broker = logging()
+    broker.fill()
+    lost = broker.get(Drain(OWNER)).events
+    assert broker.get(Drain(OWNER)).events == lost
+    assert broker.get(Drain(OWNER, 2, lost[1]["sequence"] + 1)).events == lost[2:4]
+    assert broker.get(Drain(OWNER, 9, lost[1]["sequence"] + 1)).events == lost[2:]
+    assert broker.get(Drain(OWNER, 9, lost[-1]["sequence"] + 1)).events == ()
+
+
+@pytest.mark.parametrize("received", [-1, 10**9])
+def test_b39_an_owner_cannot_have_received_what_there_is_not(received: int) -> None:
+    broker = logging()
+    broker.fill()
+    with pytest.raises(ArgumentError, match="received="):
+        broker.get(Drain(OWNER, 9, received))
+    assert len(drained(broker)) == 4
