@@ -55,6 +55,10 @@ class ParkingLot:
         self._by_session[session] = self._by_session.get(session, 0) + 1
         self._serial += 1
         heapq.heappush(self._deadlines, (parked.deadline, self._serial, parked))
+        if len(self._deadlines) > 4 * len(self._parked) + 64:
+            # Answered requests leave their deadlines behind, and a deadline may be days away.
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].left]
+            heapq.heapify(self._deadlines)
         return True
 
     def take(self, wanted: Callable[[Parked], bool]) -> list[Parked]:

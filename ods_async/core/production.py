@@ -103,6 +103,18 @@ class ProductionDesk:
         return self._run.refill.production_pause
 
     @property
+    def trouble(self) -> str:
+        """Which rollout was refused so often that the next try has to wait, in words; empty when there is none."""
+        now = self._run.now.seconds
+        unit = self._run.tickets.postponed(now) if self._run.alive else None
+        if unit is None:
+            return ""
+        return (
+            f"rollout {unit.rollout} of generation {unit.generation} was refused {unit.refusals} times; the next try "
+            f"begins in {unit.not_before - now:.1f} s"
+        )
+
+    @property
     def idle(self) -> bool:
         """Whether no rollout is on its way to publication."""
         return not self._waiting and self._job is None
@@ -250,7 +262,7 @@ class ProductionDesk:
         self._refuse(rollout, str(error))
         if not run.alive:
             return
-        run.tickets.refuse(unit)
+        run.tickets.refuse(unit, run.now.seconds, run.settings.max_generation_attempts)
         if unit.refusals >= run.settings.max_generation_attempts or isinstance(error, LanguageCapacityError):
             run.report_worker_failure(rollout.worker_id, "hand-in", None, error)
             if run.settings.worker_failure == "fail":

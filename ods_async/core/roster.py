@@ -31,6 +31,11 @@ class WorkerRecord:
     failed: bool = False
     said_goodbye: bool = False
     ended: bool = False  # its process is gone or has said so; a mere silence can end
+    exited_pid: int = 0  # of the last process whose end was reported
+
+    def is_process(self, host: str, pid: int) -> bool:
+        """Whether the record is that process's, and not its predecessor's of the same name."""
+        return (self.host, self.pid) == (host, pid)
 
     def status(self, now: float) -> WorkerStatus:
         """What a consumer is told."""
@@ -63,7 +68,7 @@ class Roster:
     def hello(self, hello: Hello, now: float) -> WorkerRecord:
         """A worker introduces itself (again): a fresh record that keeps the old one's counts."""
         old = self._workers.pop(hello.worker_id, None)
-        same_process = old is not None and (old.host, old.pid) == (hello.host, hello.pid) and old.state != "gone"
+        same_process = old is not None and old.is_process(hello.host, hello.pid) and old.state != "gone"
         record = WorkerRecord(
             hello.worker_id,
             "ready" if hello.fields else "starting",
@@ -76,6 +81,7 @@ class Roster:
             restarts=max(hello.restarts, old.restarts if old else 0),
             told_ready=old.told_ready if old is not None and same_process else False,
             ticket_id=old.ticket_id if old is not None and same_process else None,
+            exited_pid=old.exited_pid if old else 0,
         )
         self._workers[hello.worker_id] = record
         self._forget_long_gone()

@@ -40,7 +40,7 @@ class SamplingDesk:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._booked: dict[int, Receipt | None] = {}  # lease -> receipt of the budget
+        self._booked: dict[int, Receipt] = {}  # lease -> receipt of the budget
         self._frames: dict[int, bytes] = {}  # lease of a frame being gathered -> its session
         self._unheard: dict[bytes, _Unheard] = {}  # session -> what its newest answer gave it
         self.sampled_windows = 0
@@ -202,10 +202,11 @@ class SamplingDesk:
             )
         else:
             windows = plan_windows(run.index, sample.batch_size, sample.length, sample.mode, rng, remaining)
+        receipt = run.budget.book(windows.rows)  # may refuse; a lease made before would have no owner then
         deadline = NEVER if sample.frame else run.now.seconds + run.settings.lease_seconds
         lease_id = run.store.lease(windows.rows, session, deadline)
-        if run.budget.enabled:
-            self._booked[lease_id] = run.budget.book(windows.rows)
+        if receipt is not None:
+            self._booked[lease_id] = receipt
         self.sampled_windows += sample.batch_size
         self.sampled_batches += 1
         run.refill.drawn(sample.batch_size)

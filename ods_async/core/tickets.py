@@ -17,17 +17,23 @@ from ods_async.core.reports import Ticket
 __all__ = ["Reissue", "TicketBook", "Unit"]
 
 REMEMBERED_TICKETS = 16_384
+FIRST_REFUSAL_PAUSE = 0.5
+LONGEST_REFUSAL_PAUSE = 60.0
 
 
 @dataclass(slots=True)
 class Unit:
-    """One rollout of a generation: ``rollout`` counts from 0; ``refusals`` counts rollouts that were no good."""
+    """One rollout of a generation: ``rollout`` counts from 0; ``refusals`` counts rollouts that were no good.
+
+    ``not_before`` (monotonic seconds) is when it may be asked for again after a refusal.
+    """
 
     generation: int
     rollout: int
     settled: bool = False
     refusals: int = 0
     queued: bool = True
+    not_before: float = 0.0
 
 
 @dataclass(slots=True)
@@ -91,19 +97,26 @@ class TicketBook:
     def issue(self, allowed_unstarted: int, now: float) -> list[Ticket]:
         """New tickets for the demand, so that at most ``allowed_unstarted`` are out and not started."""
         tickets = []
+        postponed = []
         unstarted = self.unstarted
         while self._demand and unstarted < allowed_unstarted:
             unit = self._demand.popleft()
-            unit.queued = False
-            if unit.settled:
+            if unit.not_before > now:
+                postponed.append(unit)
                 continue
+            unit.queued = False
             ticket = Ticket(self._next_id, unit.generation, unit.rollout, self._run_id)
             self._next_id += 1
             self._outstanding[ticket.ticket_id] = _Outstanding(ticket, unit, now)
             self._remember(ticket.ticket_id, unit)
             tickets.append(ticket)
             unstarted += 1
+        self._demand.extendleft(reversed(postponed))
         return tickets
+
+    def postponed(self, now: float) -> Unit | None:
+        """A unit that was refused so often that it is asked for again only later, or None."""
+        return next((unit for unit in self._demand if unit.not_before > now), None)
 
     # --- what workers say -------------------------------------------------------------------------------------------
 
@@ -127,15 +140,25 @@ class TicketBook:
         if unit is None or unit.settled:
             return None, ()
         unit.settled = True
+        if unit.queued:
+            unit.queued = False
+            self._demand.remove(unit)
         siblings = tuple(key for key, entry in self._outstanding.items() if entry.unit is unit)
         for key in siblings:
             del self._outstanding[key]
         return unit, siblings
 
-    def refuse(self, unit: Unit) -> None:
-        """The unit's rollout was no good: it is wanted again, first in line."""
+    def refuse(self, unit: Unit, now: float, attempts: int) -> None:
+        """The unit's rollout was no good: it is wanted again, first in line.
+
+        After ``attempts`` refusals there is a pause before each further try, twice as long each time: what no worker
+        can deliver (a text too many for the dictionary, say) must not keep them all busy for nothing.
+        """
         unit.settled = False
         unit.refusals += 1
+        over = unit.refusals - attempts
+        if over >= 0:
+            unit.not_before = now + min(LONGEST_REFUSAL_PAUSE, FIRST_REFUSAL_PAUSE * 2.0 ** min(over, 16))
         self._want_again(unit)
 
     # --- what time and death do -------------------------------------------------------------------------------------

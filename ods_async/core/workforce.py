@@ -54,14 +54,20 @@ class Workforce:
         return record
 
     def exited(self, exit_: ReportExit) -> None:
-        """A local worker's process ended, says the one who watches it."""
+        """A local worker's process ended, says the one who watches it (who may say so late, or twice)."""
         run = self._run
         record = run.roster.get(exit_.worker_id)
-        spoke = record is not None and record.failed
+        if record is not None and exit_.pid:
+            if record.exited_pid == exit_.pid:
+                return
+            record.exited_pid = exit_.pid
+        replaced = record is not None and exit_.pid not in (0, record.pid) and not record.ended
+        spoke = record is not None and (exit_.worker_id in self._last_words if replaced else record.failed)
         left = record is not None and record.said_goodbye
-        run.roster.leave(exit_.worker_id)
         run.emit(events.WorkerExited, worker_id=exit_.worker_id, exit_code=exit_.exit_code)
-        self._production.reissue(run.tickets.abandon(exit_.worker_id, f"{exit_.worker_id} exited"))
+        if not replaced:
+            run.roster.leave(exit_.worker_id)
+            self._production.reissue(run.tickets.abandon(exit_.worker_id, f"{exit_.worker_id} exited"))
         if exit_.will_restart:
             restarts = (record.restarts if record else 0) + 1
             if record is not None:
@@ -114,7 +120,11 @@ class Workforce:
 
     def _hello(self, hello: Hello) -> None:
         run = self._run
+        old = run.roster.get(hello.worker_id)
         record = run.roster.hello(hello, run.now.seconds)
+        if old is not None and not old.is_process(hello.host, hello.pid):
+            reason = f"{hello.worker_id} is another process now"
+            self._production.reissue(run.tickets.abandon(hello.worker_id, reason))
         if not hello.fields:
             return
         refused = self._hello_refused(hello)

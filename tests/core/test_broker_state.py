@@ -257,9 +257,10 @@ class TestPublication:
 
         records = []
         while broker.state.production.completed < 2:
-            records += broker.get(Drain(OWNER)).events
+            received = records[-1]["sequence"] + 1 if records else 0
+            records += broker.get(Drain(OWNER, received=received)).events
             broker.fill()
-        records += broker.get(Drain(OWNER)).events
+        records += broker.get(Drain(OWNER, received=records[-1]["sequence"] + 1)).events
         assert [r["kind"] for r in records].count("published") == 8
         assert [r["kind"] for r in records].count("evicted") == 4
 
@@ -385,6 +386,67 @@ class TestWorkers:
         broker.join(pid=2)
         broker.fill()
         assert broker.state.state is State.READY
+
+    def test_a_late_report_of_an_exit_does_not_end_the_successor(self) -> None:
+        """B12: the new process of that name has said hello before the old one's end is reported."""
+        broker = InMemoryBroker(buffer_size=1, worker_failure="tolerate", supervised=("w0",))
+        broker.connect(b"own", "owner")
+        broker.join(pid=1)
+        broker.start_ticket()
+        broker.join(pid=2)
+        ticket = broker.start_ticket()
+        for _ in range(2):  # the first answer may have got lost
+            broker.get(ReportExit("w0", -9, True, OWNER, pid=1), b"own")
+        assert [event.exit_code for event in broker.events_of(events.WorkerExited)] == [-9]
+        assert broker.state.run.roster.ready == 1
+        broker.hand_in(ticket, episode_of(4))
+        assert broker.state.state is State.READY
+
+    def test_a_worker_that_starts_anew_under_its_name_gives_up_the_ticket_of_its_old_process(self) -> None:
+        """B12: nobody else has noticed that the old process is gone."""
+        broker = InMemoryBroker(buffer_size=1, ticket_finish_timeout=600.0)
+        broker.join(pid=1)
+        old = broker.start_ticket()
+        broker.join(pid=2)
+        (reissued,) = broker.events_of(events.TicketReissued)
+        assert (reissued.ticket_id, reissued.reason) == (old.ticket_id, "w0 is another process now")
+        broker.fill()
+        assert broker.state.state is State.READY
+
+    def test_what_no_worker_can_deliver_does_not_keep_them_all_busy(self) -> None:
+        """B12, B44: after max_generation_attempts refusals every further try waits longer, and the status says so."""
+        broker = InMemoryBroker(buffer_size=1, language_buffer_bytes=10, max_generation_attempts=2)
+        broker.join()
+        broker.connect()
+        tries = []
+        for _ in range(2000):
+            while broker.tickets:
+                broker.hand_in(broker.start_ticket(), episode_of(4, instruction="far too long"))
+                tries.append(broker.now.seconds)
+            broker.beat()
+            broker.pass_time(0.05)
+        assert len(tries) == 9
+        assert tries[0] == tries[1]
+        assert "refused 9 times" in broker.get(GetStatus()).waiting
+        while not broker.tickets:
+            broker.beat()
+            broker.pass_time(1.0)
+        broker.fill()
+        assert broker.state.state is State.STARTING  # "unknown_task" is too long as well
+        while not broker.tickets:
+            broker.beat()
+            broker.pass_time(1.0)
+        broker.hand_in(broker.start_ticket(), episode_of(4, instruction="pick"))
+        assert broker.state.state is State.READY
+        assert broker.get(GetStatus()).waiting == ""
+
+    def test_answered_requests_with_far_deadlines_leave_nothing_behind(self) -> None:
+        broker = InMemoryBroker(buffer_size=1)
+        broker.connect()
+        for _ in range(1000):
+            broker.ask(WaitReady(), timeout=7 * 86400.0)
+            broker.ask(Cancel())
+        assert len(broker.state.run.parking._deadlines) <= 64
 
     def test_after_the_last_restart_the_workers_own_words_are_the_failure(self) -> None:
         """B11, B12, C34"""

@@ -81,9 +81,31 @@ def test_a_refused_unit_is_wanted_again_first_in_line() -> None:
     (ticket,) = tickets.issue(1, now=0.0)
     unit, _ = tickets.settle(ticket.ticket_id)
     assert unit is not None
-    tickets.refuse(unit)
+    tickets.refuse(unit, 0.0, attempts=2)
     (again,) = tickets.issue(1, now=0.0)
     assert (again.rollout, unit.refusals) == (ticket.rollout, 1)
+
+
+def test_a_unit_refused_too_often_waits_longer_each_time_and_holds_up_no_other() -> None:
+    tickets = book()
+    tickets.ask(1, 2)
+    (ticket,) = tickets.issue(1, now=0.0)
+    unit = tickets.unit_of(ticket.ticket_id)
+    assert unit is not None
+    for now, again_at in ((0.0, 0.0), (0.0, 0.5), (0.5, 1.5), (1.5, 3.5)):
+        tickets.settle(ticket.ticket_id)
+        tickets.refuse(unit, now, attempts=2)
+        assert unit.not_before == again_at
+        if again_at > now:
+            assert tickets.postponed(again_at - 0.1) is unit
+            assert tickets.issue(0, again_at - 0.1) == []
+        assert tickets.postponed(again_at) is None
+        (ticket,) = tickets.issue(1, again_at)
+        assert ticket.rollout == 0
+    tickets.settle(ticket.ticket_id)
+    tickets.refuse(unit, 3.5, attempts=2)
+    assert [other.rollout for other in tickets.issue(2, now=3.5)] == [1]
+    assert tickets.demand == 1
 
 
 def test_cancelling_leaves_nothing_outstanding() -> None:
@@ -113,7 +135,7 @@ def test_every_unit_is_settled_exactly_once_under_any_losses(data: st.DataObject
         elif action in ("settle", "refuse") and chosen is not None:
             unit, _ = tickets.settle(chosen)
             if unit is not None and action == "refuse":
-                tickets.refuse(unit)
+                tickets.refuse(unit, now, attempts=2)
             elif unit is not None:
                 settled.append(unit.rollout)
         elif action == "overdue":
