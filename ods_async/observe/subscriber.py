@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import os
 import socket
 import time
@@ -188,10 +189,12 @@ class EventSubscriber:
             time.sleep(step.seconds)
             return None
         assert self._channel is not None
-        self._check_connection()
-        if not self._channel.wait(step.seconds):
-            return None
-        return self._channel.receive()
+        frames = self._channel.receive()
+        if frames is None and self._channel.wait(step.seconds):
+            frames = self._channel.receive()
+        if frames is None:  # what came before the connection was lost is read first
+            self._check_connection()
+        return frames
 
     # --- asyncio ----------------------------------------------------------------------------------------------------
 
@@ -232,14 +235,14 @@ class EventSubscriber:
             return None
         assert self._arrived is not None
         if not self._messages:
-            self._check_connection()
             self._arrived.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(step.seconds):
                     await self._arrived.wait()
-            except TimeoutError:
-                return None
-        return self._messages.popleft() if self._messages else None
+        if self._messages:
+            return self._messages.popleft()
+        self._check_connection()
+        return None
 
     def _on_message(self, frames: list[Frame]) -> None:
         if len(self._messages) < _QUEUE:  # what does not fit is missed, noticed by its number, and replayed
@@ -294,7 +297,7 @@ class EventSubscriber:
         name = f"{socket.gethostname()}:{os.getpid()}"
         hello = Connect(via=self.endpoint, role="observer", name=name, protocol=PROTOCOL)
         try:
-            welcome = yield _Ask(hello, self._connect_timeout)
+            welcome = yield _Ask(hello, self._time_to_connect())
         except RequestTimeoutError as error:
             raise BrokerUnreachableError(
                 f"no broker answers at {self.endpoint} within {error.timeout:.3g} s; is it running, and is the "
@@ -316,6 +319,12 @@ class EventSubscriber:
         self._sequencer.begin(welcome.run_id, records.next)
         self._heard = time.monotonic()
         self._connected = True
+
+    def _time_to_connect(self) -> float:
+        if self._welcome is None:
+            return self._connect_timeout
+        left = self._heard + self._reconnect_timeout - time.monotonic()
+        return min(self._connect_timeout, max(0.05, left))
 
     def _take(self, frames: list[Frame]) -> None:
         self._heard = time.monotonic()
