@@ -251,7 +251,7 @@ def test_b37_however_consumers_behave_no_episode_is_delivered_beyond_its_budget(
             broker.fill()
             broker.pass_time(0.1)
         elif action == "late":
-            broker.pass_time(broker.settings.lease_seconds)
+            broker.pass_time(broker.settings.lease_seconds + 0.001)  # seconds are floats
             for who, lease_id, _ in open_plans:
                 broker.ask(Release(undelivered=(lease_id,)), who)
             open_plans.clear()
