@@ -53,6 +53,9 @@ _T = TypeVar("_T")
 
 THREADS = 2
 IDLE_POOL_BYTES = 512 * 1024 * 1024
+INLINE_BYTES = 1024 * 1024  # gathered on the loop: a hop to a thread costs more than the copy
+ROOM_SECONDS = 2.0
+ROOM_POLL_SECONDS = 0.001
 # zmq gives every peer an identity of five bytes that begins with a zero, and lets no peer choose one that does.
 _INSIDE = b"\x00inside"
 _UNHEARD = 0
@@ -276,20 +279,35 @@ class EffectRunner:
         layout = memory.batch_layout(plan.batch_size, plan.length, context=plan.history > 0)
         room = self._outgoing.reserve(effect.peer.identity, layout.nbytes)
         if isinstance(room, str):
-            self.counts["batches_refused"] += 1
-            error = LimitExceededError(
-                f"no room to send another batch: {room}; read the answers, or ask less often",
-                what="outgoing",
-                size=self._outgoing.nbytes + layout.nbytes,
-                limit=None,
-            )
-            self._not_gathered(effect, error)
-            return
-        self._work(self._gather_and_send(effect, memory, room))
+            self._work(self._gather_when_there_is_room(effect, memory, layout.nbytes))
+        else:
+            self._work(self._gather_and_send(effect, memory, room))
+
+    async def _gather_when_there_is_room(self, effect: GatherFrame, memory: BrokerMemory, nbytes: int) -> None:
+        # The memory of a batch that its asker has read already comes back from zmq's own thread a little later.
+        room: Reservation | str = ""
+        patience = asyncio.get_running_loop().time() + ROOM_SECONDS
+        while isinstance(room, str):
+            if asyncio.get_running_loop().time() >= patience:
+                self.counts["batches_refused"] += 1
+                error = LimitExceededError(
+                    f"no room to send another batch: {room}; read the answers, or ask less often",
+                    what="outgoing",
+                    size=self._outgoing.nbytes + nbytes,
+                    limit=None,
+                )
+                self._not_gathered(effect, error)
+                return
+            await asyncio.sleep(ROOM_POLL_SECONDS)
+            room = self._outgoing.reserve(effect.peer.identity, nbytes)
+        await self._gather_and_send(effect, memory, room)
 
     async def _gather_and_send(self, effect: GatherFrame, memory: BrokerMemory, room: Reservation) -> None:
         try:
-            payload = await self.in_thread(lambda: self._gathered(effect.plan, memory))
+            if room.nbytes <= INLINE_BYTES:
+                payload = self._gathered(effect.plan, memory)
+            else:
+                payload = await self.in_thread(lambda: self._gathered(effect.plan, memory))
         except OdsError as error:
             room.free()
             self._not_gathered(effect, error)

@@ -24,24 +24,12 @@ from ods_async.worker.plans import (
     plans_for,
 )
 from ods_async.worker.recorder import Moment
+from ods_async.worker.trace import Trace
 
 __all__ = ["DemoEpisodeResult", "DemoSegment", "DemoView", "Trace", "check_plan_source", "execute_demo_episode"]
 
 _SUCCESS: Final = ("success", "is_success")
 _FAILURE: Final = ("failure", "is_failure")
-
-
-@dataclass(slots=True)
-class Trace:
-    """Where the execution is; kept up to date for whoever has to tell about a failure or about progress.
-
-    ``phase`` is make, reset, plan, step, close or idle; ``step`` counts the steps of the episode, ``steps`` all steps
-    since the start.
-    """
-
-    phase: str = "idle"
-    step: int | None = None
-    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +158,7 @@ class _Execution:
         for step in itertools.count():
             if should_stop():
                 return self._result(interrupted=True)
-            trace.phase, trace.step = "plan", step
+            trace.step = step
             actions = [self._choose(index, row, step) for index, row in enumerate(rows)]
             if all(action is None for action in actions) or self._hopeless():
                 break
@@ -190,11 +178,13 @@ class _Execution:
         """The row's next action, recorded together with what was seen before it; None when the row has ended."""
         if row.reason:
             return None
+        self._trace.phase = "plan"
         action = row.plan.next_action(row.view.row, step)
         if action is END:
             self._finish(row, step, "ended" if step else "empty")
             return None
         told = self._environment.actions.command(action)
+        self._trace.phase = "step" if step else "reset"  # whose observation may be refused now
         self._recorder.before(index, step, row.view.observation, told, row.view.info)
         return told
 

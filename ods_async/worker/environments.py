@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,9 +19,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from ods_async.config.rules import RULES, bad
+from ods_async.config.rules import bad
 from ods_async.core.schema import FieldSpec
 from ods_async.worker.recorder import Moment, Recorder, check_reward
+from ods_async.worker.settings import EnvironmentSettings
 from ods_async.worker.spaces import SpaceCodec
 
 __all__ = [
@@ -37,57 +37,6 @@ __all__ = [
 # Gymnasium ids of these namespaces exist once the module is imported.
 _NAMESPACES: Final = {"Meta-World": "metaworld", "ods_async": "ods_async.testing"}
 _EXTRAS: Final = {"metaworld": "metaworld"}
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentSettings:
-    """``gym_config``, read and checked.
-
-    Attributes:
-        id: gymnasium id, ``"module:Name-v0"`` included.
-        num_envs: rows of a rollout.
-        kwargs: passed to the environment.
-        max_episode_steps: rows' capacity, or None for the caller's.
-        policy: ``"module:attribute"`` of a policy, or None where the environment makes its own plans.
-        policy_kwargs: passed to the policy.
-        tasks: several Meta-World tasks, taken in turn, one an episode.
-        instruction: what every episode does, where neither policy nor environment says so.
-        accept: ``"success"``: only episodes that report success; ``"any"``: every finished one; None: success where the
-            environment reports it, every finished one elsewhere.
-        vectorization: ``"loop"``, ``"sync"``, ``"async"`` or ``"vector_entry_point"``.
-        imports: modules to import first (they register environments).
-        next_obs: also record the observation after each action, below ``next_obs``; so the last one is kept too.
-        allow_nonfinite: keep episodes that hold NaN or infinity.
-    """
-
-    id: str
-    num_envs: int = 1
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    max_episode_steps: int | None = None
-    policy: str | None = None
-    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    tasks: tuple[str, ...] = ()
-    instruction: str | None = None
-    accept: str | None = None
-    vectorization: str = "loop"
-    imports: tuple[str, ...] = ()
-    next_obs: bool = False
-    allow_nonfinite: bool = False
-
-    @classmethod
-    def from_config(cls, gym_config: Mapping[str, Any]) -> EnvironmentSettings:
-        """The settings in ``gym_config``.
-
-        Raises:
-            ConfigError: an unknown key, a missing id, or a value of the wrong kind, with the rule.
-        """
-        made = RULES["gym_config"]("gym_config", dict(gym_config))
-        if "id" not in made:
-            raise bad('gym_config["id"]', None, "must name a gymnasium environment")
-        for key in ("tasks", "imports"):
-            if key in made:
-                made[key] = tuple(made[key])
-        return cls(**made)
 
 
 class DemoEnvironment(ABC):
@@ -370,6 +319,10 @@ def make_environment(
             for env in envs:
                 env.close()
             raise
+    if settings.vectorization == "async":
+        from ods_async.worker.asynchronous import make_async
+
+        return make_async(settings, capacity, kwargs)
     return _make_vector(settings, capacity, kwargs)
 
 

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from ods_async.core.episode import Array
 from ods_async.core.schema import FieldSpec, Path, path_text
 from ods_async.errors import SchemaMismatchError
+from ods_async.wire.plain import SCALARS
 
 __all__ = ["SpaceCodec", "fields_of"]
 
@@ -115,8 +116,8 @@ def _leaves(space: gym.Space[Any], path: Path, keys: tuple[str | int, ...]) -> l
         ]
     if isinstance(space, spaces.Discrete | spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
         dtype = np.dtype(space.dtype)
-        if dtype.kind not in "biuf":
-            raise _unsupported(space, path, f"its dtype {dtype} is none of bool, integer and float")
+        if dtype.kind not in "biuf" or dtype.name not in SCALARS:
+            raise _unsupported(space, path, f"its dtype {dtype} cannot be sent")
         shape = tuple(int(size) for size in space.shape or ())
         return [(FieldSpec(path, dtype.name, shape), space, keys)]
     raise _unsupported(space, path, "it has no fixed shape per step")

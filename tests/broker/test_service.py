@@ -127,7 +127,8 @@ def test_a_frame_holds_the_same_windows_with_and_without_shared_memory(shared_me
         assert isinstance(context, Batch)
         assert context.history == 4
         views = BatchLayout.of(schema, 3, 9, context=True).views(consumer.payload)
-        assert (views["episode_step",][~views["valid",]] == -1).all()
+        assert (views["episode_step",][~views["valid",]] == 0).all()
+        assert (views["task_index",][~views["valid",]] == -1).all()
         assert views["valid",][:, 3].all()
         assert not views["loss_mask",][:, :3].any()
         status = consumer.ask(GetStatus())

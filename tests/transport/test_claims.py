@@ -124,12 +124,12 @@ def test_a_forked_child_does_not_keep_a_dead_owners_claim(ipc_folder: Path) -> N
     program = LISTENER.replace(
         'print("listening", flush=True)',
         """
-import os, time
+import os
 if os.fork() == 0:
+    print("listening", flush=True)
     os.close(1)
     os.read(0, 1)
     os._exit(0)
-print("listening", flush=True)
 """,
     )
     endpoint = f"ipc://{ipc_folder}/b.sock"

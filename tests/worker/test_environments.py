@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from ods_async.errors import ConfigError, SchemaMismatchError
-from ods_async.testing import COUNTING_ID
+from ods_async.testing import COUNTING_ID, window_faults
 from ods_async.worker.demonstration import execute_demo_episode
 from ods_async.worker.environments import LoopEnvironment, VectorEnvironment, make_environment
 from ods_async.worker.policies import resolve_policy
@@ -88,20 +88,48 @@ def test_c29_bare_integers_round_trip_single_and_as_a_vector_of_two(vectorizatio
     env.close()
 
 
-@pytest.mark.parametrize("vectorization", ["loop", "sync"])
+@pytest.mark.parametrize("vectorization", ["loop", "sync", "async"])
 def test_c29_a_space_that_cannot_be_recorded_is_refused_when_the_environment_is_made(vectorization: str) -> None:
     with pytest.raises(SchemaMismatchError, match="obs/mission: the space Text"):
         make_environment({"id": "ods_tests/Odd-v0", "num_envs": 2, "vectorization": vectorization}, 9)
 
 
-def test_an_async_vector_environment_runs_a_policy_and_raises_what_its_process_raised() -> None:
-    env = make_environment({"id": COUNTING_ID, "num_envs": 2, "vectorization": "async"}, 30)
+ASYNC = {"id": COUNTING_ID, "num_envs": 2, "vectorization": "async"}
+
+
+def test_an_async_vector_environment_runs_a_policy() -> None:
+    env = make_environment(ASYNC, 30)
     assert isinstance(env, VectorEnvironment)
     with pytest.raises(ConfigError, match="neither create_demo_segments"):
         execute_demo_episode(env)
-    result = execute_demo_episode(env, policy=lambda view: _count(view), seed=3)
+    result = execute_demo_episode(env, policy=_count, seed=3)
     assert result.lengths == (4, 4)
+    assert [window_faults(episode.arrays) for episode in result.episodes] == ["", ""]
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "said"),
+    [
+        ("error", "step", r"ods_async.testing.counting.CountingError: told to fail in step \(step 2 of episode 0\)"),
+        ("error", "reset", r"ods_async.testing.counting.CountingError: told to fail in reset"),
+        ("exit", "step", r"a row's process ended during a step or reset; exit codes by row: .*3"),
+    ],
+)
+def test_c34_the_cause_is_kept_in_an_async_vector_environment(kind: str, phase: str, said: str) -> None:
+    kwargs = {"fail_phase": phase, "fail_kind": kind, "fail_step": 2}
+    env = make_environment({**ASYNC, "kwargs": kwargs}, 30)
+    with pytest.raises(RuntimeError, match=said) as caught:
+        execute_demo_episode(env, policy=_count, seed=3)
+    if kind == "error":
+        assert any("counting.py" in note for note in caught.value.__notes__)
+    env.close()
+    env.close()
+
+
+def test_c34_an_async_row_that_cannot_be_made_is_an_error_here() -> None:
+    with pytest.raises(RuntimeError, match="told to fail in make"):
+        make_environment({**ASYNC, "kwargs": {"fail_phase": "make"}}, 30)
 
 
 def _count(view: Any) -> Any:
