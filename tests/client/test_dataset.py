@@ -127,7 +127,8 @@ def test_contexts_pad_exactly_outside_the_episode_as_direct_sampling_does(
         assert torch.equal(batch["valid"], real)
         assert torch.equal(batch["loss_mask"], real & (torch.arange(history + horizon - 1) >= now))
         assert torch.equal(batch["obs", "mark"], torch.where(real, episode[:, None] * 1000 + steps, 0))
-        assert torch.equal(batch["episode_step"], torch.where(real, steps, -1))
+        assert torch.equal(batch["episode_step"], torch.where(real, steps, 0))
+        assert torch.equal(batch["task_index"] == -1, ~real)
         assert not real.all()
 
 
