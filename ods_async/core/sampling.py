@@ -42,6 +42,7 @@ class SamplingDesk:
         self._run = run
         self._booked: dict[int, Receipt] = {}  # lease -> receipt of the budget
         self._frames: dict[int, bytes] = {}  # lease of a frame being gathered -> its session
+        self._fates: dict[int, bool] = {}  # frames still being gathered: whether their asker has heard all it will
         self._unheard: dict[bytes, _Unheard] = {}  # session -> what its newest answer gave it
         self.sampled_windows = 0
         self.sampled_batches = 0
@@ -110,14 +111,22 @@ class SamplingDesk:
     def heard(self, session: bytes) -> None:
         """The session asks something new, so it has got, or given up before, what it was answered last."""
         self._unheard.pop(session, None)
+        self._decide(session, heard=True)
 
     def cancelled(self, session: bytes) -> None:
         """The session gave up before its last answer came: nobody has that batch, and nobody ever will."""
         unheard = self._unheard.pop(session, None)
+        # Of a batch that is still being copied, nobody will hear either.
+        self._decide(session, heard=False)
         if unheard is not None:
             self.release(Release((), unheard.leases), session)
             if unheard.receipt is not None:
                 self._run.budget.refund(unheard.receipt)
+
+    def _decide(self, session: bytes, *, heard: bool) -> None:
+        for lease_id, asker in self._frames.items():
+            if asker == session:
+                self._fates.setdefault(lease_id, heard)
 
     def lost(self, answer: object, session: bytes) -> None:
         """An answer could not be sent: nobody has it, so its leases end and the budget gets its windows back."""
@@ -129,10 +138,12 @@ class SamplingDesk:
         session = self._frames.pop(lease_id, None)
         if session is not None:
             lease = (lease_id,)
-            if not error:
+            heard = self._fates.pop(lease_id, None)
+            undelivered = error != "" or heard is False
+            if not undelivered and heard is None:
                 until = self._run.now.seconds + self._run.settings.lease_seconds
                 self._unheard[session] = _Unheard((), self._booked.get(lease_id), until)
-            self.release(Release((), lease) if error else Release(lease, ()), session)
+            self.release(Release((), lease) if undelivered else Release(lease, ()), session)
 
     def expire(self) -> None:
         """End leases whose deadline passed. They may have been delivered: the budget keeps them as spent."""

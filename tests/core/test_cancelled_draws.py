@@ -71,3 +71,21 @@ def test_after_the_lease_time_nothing_is_given_back_any_more_b37(broker: InMemor
     broker.pass_time(broker.settings.lease_seconds + 1)
     broker.ask(Cancel())
     assert delivered(broker) == 5
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_a_frame_still_being_copied_is_given_back_only_if_its_asker_gave_up_b37(
+    broker: InMemoryBroker, given_up: bool
+) -> None:
+    sampling = broker.state.sampling
+    plan = broker.get(Sample(5, 3)).plans[0]
+    sampling.heard(b"c0")
+    sampling._frames[plan.lease_id] = b"c0"  # as if a thread were still at it
+    if given_up:
+        broker.ask(Cancel())
+        assert delivered(broker) == 5
+    else:
+        broker.ask(GetStats())
+    sampling.gathered(plan.lease_id, "")
+    broker.ask(Cancel())
+    assert delivered(broker) == (0 if given_up else 5)
