@@ -95,6 +95,7 @@ class Feed:
                     return batch
                 if self._error is not None:
                     error, self._error = self._error, None
+                    self._changed.notify_all()
                     raise error
                 self._start()
                 if not wait:
@@ -113,43 +114,53 @@ class Feed:
             thread.join(_JOIN_SECONDS)
 
     def _start(self) -> None:
-        if self._thread is None:
+        if self._thread is None and not self._stopped:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._thread = threading.Thread(target=self._run, args=(self._wake,), name="ods-prefetch", daemon=True)
             self._thread.start()
 
     def _run(self, wake: int) -> None:
-        session = Session()
-        error: BaseException | None = None
-        lane: Lane | None = None
         try:
-            lane = self._make_lane(wake)
-            while self._room(session, lane):
-                self._draw(session, lane)
-        except BaseException as raised:
-            error = raised
+            while True:
+                session = Session()
+                try:
+                    lane = self._make_lane(wake)
+                except Exception as error:
+                    self._tell_error(error)
+                    if not self._room(session, None):
+                        return
+                    continue
+                try:
+                    while not lane.lost:
+                        if not self._room(session, lane):
+                            return
+                        try:
+                            self._draw(session, lane)
+                        except Exception as error:
+                            self._tell_error(error)
+                finally:
+                    with self._changed:
+                        if self._stopped:
+                            session.undelivered += [lease for lease, _ in self._ready if lease is not None]
+                            self._ready.clear()
+                    self._hand_back(session, lane)
+                    lane.close(LAST_WORDS_SECONDS)
+        finally:
+            with self._changed:
+                self._thread = None
+                self._wake = None
+            os.close(wake)
+
+    def _tell_error(self, error: Exception) -> None:
+        """Keep the error for whoever takes next; nothing is drawn until it was taken."""
         with self._changed:
-            if self._stopped:
-                session.undelivered += [lease for lease, _ in self._ready if lease is not None]
-                self._ready.clear()
-            else:
+            if not self._stopped:
                 self._error = error
-                # What is ready is still taken, but nobody is there any more to say so: count it as delivered.
-                session.finished += [lease for lease, _ in self._ready if lease is not None]
-                self._ready = collections.deque((None, batch) for _, batch in self._ready)
-            session.finished += self._settled
-            self._settled = []
-            self._thread = None
-            self._wake = None
             self._changed.notify_all()
-        if lane is not None:
-            self._tell(session, lane)
-            lane.close(LAST_WORDS_SECONDS)
-        os.close(wake)
         if self._notify is not None:
             self._notify()
 
-    def _room(self, session: Session, lane: Lane) -> bool:
+    def _room(self, session: Session, lane: Lane | None) -> bool:
         """Wait until a group of batches has room, handing leases back meanwhile; False when stopped."""
         while True:
             with self._changed:
@@ -157,12 +168,12 @@ class Feed:
                 self._settled = []
                 if self._stopped:
                     return False
-                if self._ahead - len(self._ready) >= self._group:
+                if self._error is None and self._ahead - len(self._ready) >= self._group:
                     return True
-                if not (session.finished or session.undelivered):
+                if lane is None or not (session.finished or session.undelivered):
                     self._changed.wait()
                     continue
-            self._tell(session, lane)
+            self._hand_back(session, lane)
 
     def _draw(self, session: Session, lane: Lane) -> None:
         wanted = dataclasses.replace(self._plan.wanted, count=self._group, seed=self._seeds.next())
@@ -179,7 +190,7 @@ class Feed:
             self._notify()
 
     @staticmethod
-    def _tell(session: Session, lane: Lane) -> None:
+    def _hand_back(session: Session, lane: Lane) -> None:
         notice = session.notice()
         if notice is not None and not lane.lost:
             lane.tell(notice)
