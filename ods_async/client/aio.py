@@ -29,6 +29,7 @@ from ods_async.client.core import (
 )
 from ods_async.client.drive import drive_async
 from ods_async.client.exchange import Session, Talk
+from ods_async.client.handback import HOLD_SECONDS, hand_back
 from ods_async.client.prefetch import LAST_WORDS_SECONDS, Feed, Seeds
 from ods_async.core.requests import (
     BudgetSnapshot,
@@ -77,6 +78,7 @@ class AsyncClient(ClientCore):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
         self._idle: list[tuple[AsyncLane, Session]] = []
+        self._settling: asyncio.TimerHandle | None = None
         self._busy: set[AsyncLane] = set()
         self._streams: weakref.WeakSet[AsyncBatchStream] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, _end, self._hub, os.getpid())
@@ -105,6 +107,8 @@ class AsyncClient(ClientCore):
         for lane, session in self._idle:
             self._retire(lane, session)
         self._idle.clear()
+        if self._settling is not None:
+            self._settling.cancel()
         for lane in list(self._busy):
             lane.close()
         self._finalizer()
@@ -248,6 +252,9 @@ class AsyncClient(ClientCore):
     # --- underneath -------------------------------------------------------------------------------------------------
 
     async def _ask(self, request: Request, expected: type[A], timeout: float | None) -> A:
+        self._check_open()
+        if self._loop is asyncio.get_running_loop():
+            self._settle()
         return await self._drive(lambda session: self._exchange.plain(session, request, expected), timeout)
 
     async def _drive(self, talk: Callable[[Session], Talk[A]], timeout: float | None) -> A:
@@ -284,6 +291,7 @@ class AsyncClient(ClientCore):
             for lane, _ in self._idle:
                 lane.close()
             self._idle.clear()
+            self._settling = None
             self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
         self._loop = loop
 
@@ -303,16 +311,22 @@ class AsyncClient(ClientCore):
         if self._closed or lane.lost:
             self._retire(lane, session)
             return
-        notice = session.notice()
-        if notice is not None:
-            lane.tell(notice)
         self._idle.append((lane, session))
+        if session.owes and self._settling is None and self._loop is not None:
+            self._settling = self._loop.call_later(HOLD_SECONDS, self._settle)
+
+    def _settle(self) -> None:
+        """Hand back what the connections that are not in use owe."""
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
+        for lane, session in self._idle:
+            if session.owes:
+                hand_back(lane, session)
 
     @staticmethod
     def _retire(lane: AsyncLane, session: Session) -> None:
-        notice = session.notice()
-        if notice is not None and not lane.lost:
-            lane.tell(notice)
+        hand_back(lane, session)
         lane.close(LAST_WORDS_SECONDS)
 
     def _feed(self, plan: StreamPlan, ahead: int, notify: Callable[[], None]) -> Feed:

@@ -101,6 +101,11 @@ class Session:
     finished: list[int] = field(default_factory=list)
     undelivered: list[int] = field(default_factory=list)
 
+    @property
+    def owes(self) -> bool:
+        """Whether there is anything to hand back."""
+        return bool(self.finished or self.undelivered)
+
     def take(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The leases to hand back now, each told once: done with, and never delivered."""
         if not self.finished and not self.undelivered:

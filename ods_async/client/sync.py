@@ -27,6 +27,7 @@ from ods_async.client.core import (
 )
 from ods_async.client.drive import drive
 from ods_async.client.exchange import Session, Talk
+from ods_async.client.handback import Handback, hand_back
 from ods_async.client.prefetch import LAST_WORDS_SECONDS, Feed, Seeds
 from ods_async.core.requests import (
     BudgetSnapshot,
@@ -74,6 +75,7 @@ class Client(ClientCore):
         self._lock = threading.Lock()
         self._idle: list[tuple[Lane, Session]] = []
         self._busy = 0
+        self._handback = Handback(self._settle)
         self._streams: weakref.WeakSet[BatchStream] = weakref.WeakSet()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._finalizer = weakref.finalize(self, _end, self._hub, self._wake, os.getpid())
@@ -96,6 +98,7 @@ class Client(ClientCore):
             return
         for stream in list(self._streams):
             stream.close()
+        self._handback.close()
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -286,6 +289,8 @@ class Client(ClientCore):
     # --- underneath -------------------------------------------------------------------------------------------------
 
     def _ask(self, request: Request, expected: type[A], timeout: float | None) -> A:
+        self._check_open()
+        self._settle()
         return self._drive(lambda session: self._exchange.plain(session, request, expected), timeout)
 
     def _drive(self, talk: Callable[[Session], Talk[A]], timeout: float | None) -> A:
@@ -314,21 +319,26 @@ class Client(ClientCore):
         with self._lock:
             self._busy -= 1
             if not self._closed and not lane.lost:
-                notice = session.notice()
-                if notice is not None:
-                    lane.tell(notice)
                 self._idle.append((lane, session))
+                if session.owes:
+                    self._handback.owed()
                 return
             last = self._closed and self._busy == 0
         self._retire(lane, session)
         if last:
             self._end_all()
 
+    def _settle(self) -> bool:
+        """Hand back what the connections that are not in use owe; False if that is nothing."""
+        with self._lock:
+            owing = [(lane, session) for lane, session in self._idle if session.owes and not lane.lost]
+            for lane, session in owing:
+                hand_back(lane, session)
+        return bool(owing)
+
     @staticmethod
     def _retire(lane: Lane, session: Session) -> None:
-        notice = session.notice()
-        if notice is not None and not lane.lost:
-            lane.tell(notice)
+        hand_back(lane, session)
         lane.close(LAST_WORDS_SECONDS)
 
     def _end_all(self) -> None:

@@ -15,7 +15,14 @@ from ods_async.errors import ClosedError
 if TYPE_CHECKING:
     from ods_async.transport.sockets import Channel
 
-__all__ = ["Hub", "abandon", "open_channel_count"]
+__all__ = ["Hub", "abandon", "open_channel_count", "process_id"]
+
+_process_id = os.getpid()
+
+
+def process_id() -> int:
+    """As ``os.getpid``, without a call into the system: it is asked several times for every message."""
+    return _process_id
 
 
 class Hub:
@@ -44,8 +51,8 @@ class Hub:
         with self._lock:
             if self._closed:
                 raise ClosedError("the hub is closed; make a new one", what="hub")
-            if self._context is None or self._pid != os.getpid():
-                self._pid = os.getpid()
+            if self._context is None or self._pid != process_id():
+                self._pid = process_id()
                 self._context = zmq.Context(io_threads=self._io_threads)
                 self._context.set(zmq.BLOCKY, 0)
             return self._context
@@ -80,7 +87,7 @@ class Hub:
             channels = list(self._channels)
         for channel in channels:
             channel.close(linger)
-        if context is not None and self._pid == os.getpid():
+        if context is not None and self._pid == process_id():
             context.term()
 
     def __enter__(self) -> Self:
@@ -105,6 +112,8 @@ _ABANDONED: list[object] = []
 
 
 def _after_fork_in_child() -> None:
+    global _process_id
+    _process_id = os.getpid()
     for hub in list(_HUBS):
         hub._forget()
 

@@ -123,19 +123,18 @@ class Lane(_Line):
 
     def _answer(self) -> Answered:
         while True:
-            frames = self._channel.receive()
-            error = self.check()
-            if error is not None:
-                raise error
-            if frames is not None:
-                answered = self._asker.receive(frames)
-                if answered is not None:
-                    return answered
-                continue
             left = self._asker.patience - time.monotonic()
             if left <= 0:
                 raise self._asker.overdue()
-            self._stop_if_woken(wait_any(self._readers, left))
+            ready = wait_any(self._readers, left)
+            if self._channel in ready:  # an answer that is there counts, whatever became of the connection since
+                frames = self._channel.receive()
+                answered = None if frames is None else self._asker.receive(frames)
+                if answered is not None:
+                    return answered
+            elif self._watch in ready and (error := self.check()) is not None:
+                raise error
+            self._stop_if_woken(ready)
 
     def _stop_if_woken(self, ready: list[Waitable | int] | None = None) -> None:
         if self._wake is not None and self._wake in (wait_any([self._wake], 0.0) if ready is None else ready):

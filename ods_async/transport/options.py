@@ -12,12 +12,17 @@ import zmq
 from ods_async.errors import ArgumentError
 
 __all__ = [
+    "NOBLOCK",
+    "NOBLOCK_MORE",
+    "POLLIN",
+    "POLLOUT",
     "ChannelKind",
     "ChannelOptions",
     "CurveClient",
     "CurveServer",
     "apply_options",
     "attach_monitor",
+    "can_read",
     "get_int",
     "milliseconds",
 ]
@@ -31,6 +36,11 @@ _WATCHED: Final = (
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_ACCEPT_FAILED
 )
+# Plain numbers: combining pyzmq's flags makes an enum member each time, for every frame of every message.
+NOBLOCK: Final = int(zmq.NOBLOCK)
+NOBLOCK_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+POLLIN: Final = int(zmq.POLLIN)
+POLLOUT: Final = int(zmq.POLLOUT)
 ChannelKind = Literal["router", "req", "push", "pull", "pub", "sub"]
 
 
@@ -150,6 +160,11 @@ def get_int(socket: zmq.Socket[bytes], option: int) -> int:
     value = socket.get(option)
     assert isinstance(value, int)
     return value
+
+
+def can_read(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message is there: cheaper than to try and to have an exception made."""
+    return bool(get_int(socket, zmq.EVENTS) & POLLIN)
 
 
 def milliseconds(seconds: float) -> int:

@@ -17,14 +17,19 @@ from ods_async.core.stimuli import Peer
 from ods_async.errors import ClosedError, EndpointError, ProtocolError
 from ods_async.transport.claims import IpcClaim, claim_ipc
 from ods_async.transport.endpoint import Endpoint, parse_endpoint, resolve_for_bind
-from ods_async.transport.hub import Hub, abandon, open_channel_count
+from ods_async.transport.hub import Hub, abandon, open_channel_count, process_id
 from ods_async.transport.options import (
+    NOBLOCK,
+    NOBLOCK_MORE,
+    POLLIN,
+    POLLOUT,
     ChannelKind,
     ChannelOptions,
     CurveClient,
     CurveServer,
     apply_options,
     attach_monitor,
+    can_read,
     get_int,
     milliseconds,
 )
@@ -75,7 +80,7 @@ class Channel:
         socket = hub.context.socket(_KINDS[kind])
         self._hub = hub
         self._socket = socket
-        self._pid = os.getpid()
+        self._pid = process_id()
         self._options = options
         self._headers = _HEADERS[kind]
         self._claims: list[IpcClaim] = []
@@ -89,7 +94,7 @@ class Channel:
     @property
     def closed(self) -> bool:
         """True after :meth:`close`, and in a forked child."""
-        return self._socket.closed or self._pid != os.getpid()
+        return self._socket.closed or self._pid != process_id()
 
     @property
     def fileno(self) -> int:
@@ -99,18 +104,18 @@ class Channel:
     @property
     def readable(self) -> bool:
         """True if :meth:`receive` would return a message."""
-        return bool(get_int(self._live(), zmq.EVENTS) & zmq.POLLIN)
+        return can_read(self._live())
 
     @property
     def writable(self) -> bool:
         """True if :meth:`send` would be taken (a "router" always says so: its peers differ)."""
-        return bool(get_int(self._live(), zmq.EVENTS) & zmq.POLLOUT)
+        return bool(get_int(self._live(), zmq.EVENTS) & POLLOUT)
 
     @property
     def ready(self) -> tuple[bool, bool]:
         """``(readable, writable)`` by one look."""
         events = get_int(self._live(), zmq.EVENTS)
-        return bool(events & zmq.POLLIN), bool(events & zmq.POLLOUT)
+        return bool(events & POLLIN), bool(events & POLLOUT)
 
     def send(self, frames: Sequence[Frame], *, copy: bool = True) -> bool:
         """Send one message of one or more frames, whole or not at all.
@@ -131,7 +136,7 @@ class Channel:
         index = 0
         try:
             for index, frame in enumerate(frames):
-                flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
+                flags = NOBLOCK if index == last else NOBLOCK_MORE
                 big = not copy and (frame.nbytes if isinstance(frame, memoryview) else len(frame)) >= BIG_FRAME
                 socket.send(frame, flags, copy=not big)
         except zmq.Again:
@@ -161,12 +166,12 @@ class Channel:
         """
         socket = self._live()
         try:
-            frames: list[Frame] = [socket.recv(zmq.NOBLOCK)]
+            frames: list[Frame] = [socket.recv(NOBLOCK)]
             while socket.get(zmq.RCVMORE):
                 if len(frames) < self._headers:
-                    frames.append(socket.recv(zmq.NOBLOCK))
+                    frames.append(socket.recv(NOBLOCK))
                     continue
-                frame = socket.recv(zmq.NOBLOCK, copy=False)
+                frame = socket.recv(NOBLOCK, copy=False)
                 if len(frames) < MAX_FRAMES:
                     frames.append(frame.buffer if len(frame) >= BIG_FRAME else frame.bytes)
         except zmq.Again:
@@ -207,7 +212,7 @@ class Channel:
     def close(self, linger: float | None = None) -> None:
         """Close; what is still to be sent may go on for ``linger`` seconds (None: as the options say). Never raises."""
         claims, self._claims = self._claims, []
-        if self._pid == os.getpid() and not self._socket.closed:
+        if self._pid == process_id() and not self._socket.closed:
             if self._monitor is not None:
                 self._socket.disable_monitor()
                 self._monitor.close(linger=0)
@@ -224,7 +229,7 @@ class Channel:
         self.close()
 
     def _live(self) -> zmq.Socket[bytes]:
-        if self._pid != os.getpid():
+        if self._pid != process_id():
             raise ClosedError(
                 f"this {self.kind} channel was opened in another process (a parent, before a fork); open one here",
                 what="channel",

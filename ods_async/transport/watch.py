@@ -16,7 +16,7 @@ from typing import Final, Literal
 import zmq
 
 from ods_async.errors import ClosedError
-from ods_async.transport.options import get_int
+from ods_async.transport.options import can_read, get_int
 from ods_async.transport.sockets import Channel
 
 __all__ = ["ConnectionEvent", "ConnectionWatch", "watch_connection"]
@@ -84,14 +84,12 @@ class ConnectionWatch:
         if self._channel.closed:
             raise ClosedError("the watched channel is closed", what="channel")
         events: list[ConnectionEvent] = []
-        while True:
-            try:
-                head, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return events
+        while can_read(self._monitor):
+            head, endpoint = self._monitor.recv_multipart(zmq.NOBLOCK)
             number, value = struct.unpack("=Hi", head)
             if (event := self._read(number, value, endpoint.decode(errors="replace"))) is not None:
                 events.append(event)
+        return events
 
     def _read(self, number: int, value: int, endpoint: str) -> ConnectionEvent | None:
         if number == zmq.EVENT_HANDSHAKE_SUCCEEDED:
