@@ -1,3 +1,126 @@
-"""Fresh robot demonstrations, streamed from simulators to trainers."""
+"""Fresh robot demonstrations, streamed from simulators to trainers.
 
-__version__ = "0.1.0"
+The public names are below. Each is imported when it is first used, so that broker and worker processes, and whoever
+only watches, never wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ods_async.version import __version__
+
+if TYPE_CHECKING:
+    from ods_async.broker.service import Broker
+    from ods_async.client.aio import AsyncClient
+    from ods_async.client.sync import Client
+    from ods_async.config import OnlineDataEngineCfg
+    from ods_async.core.language import SharedLanguageRegistry
+    from ods_async.core.states import OnlineDataEngineState
+    from ods_async.engine import AsyncOnlineDataEngine, OnlineDataEngine
+    from ods_async.errors import (
+        ArgumentError,
+        BrokerUnreachableError,
+        ClosedError,
+        ConfigError,
+        DataUnavailableError,
+        EndpointError,
+        ForcedShutdownError,
+        LanguageCapacityError,
+        LimitExceededError,
+        MisuseError,
+        OdsError,
+        OnlineDataBudgetExhaustedError,
+        OnlineDataWorkerError,
+        OwnerOnlyError,
+        PeerError,
+        ProtocolError,
+        RequestTimeoutError,
+        RolloutRefusedError,
+        RunChangedError,
+        SchemaMismatchError,
+        SessionLostError,
+        SharedMemoryError,
+        StartCancelledError,
+        StateError,
+        WorkerExitedError,
+    )
+    from ods_async.observe.subscriber import EventsLost, EventSubscriber
+    from ods_async.wire.errors import register_error
+    from ods_async.worker.demonstration import DemoEpisodeResult, DemoSegment, execute_demo_episode
+    from ods_async.worker.runtime import Worker
+
+__all__ = [
+    "ArgumentError",
+    "AsyncClient",
+    "AsyncOnlineDataEngine",
+    "Broker",
+    "BrokerUnreachableError",
+    "Client",
+    "ClosedError",
+    "ConfigError",
+    "DataUnavailableError",
+    "DemoEpisodeResult",
+    "DemoSegment",
+    "EndpointError",
+    "EventSubscriber",
+    "EventsLost",
+    "ForcedShutdownError",
+    "LanguageCapacityError",
+    "LimitExceededError",
+    "MisuseError",
+    "OdsError",
+    "OnlineDataBudgetExhaustedError",
+    "OnlineDataEngine",
+    "OnlineDataEngineCfg",
+    "OnlineDataEngineState",
+    "OnlineDataWorkerError",
+    "OwnerOnlyError",
+    "PeerError",
+    "ProtocolError",
+    "RequestTimeoutError",
+    "RolloutRefusedError",
+    "RunChangedError",
+    "SchemaMismatchError",
+    "SessionLostError",
+    "SharedLanguageRegistry",
+    "SharedMemoryError",
+    "StartCancelledError",
+    "StateError",
+    "Worker",
+    "WorkerExitedError",
+    "__version__",
+    "execute_demo_episode",
+    "register_error",
+]
+
+_HOMES = {
+    "AsyncClient": "client.aio",
+    "AsyncOnlineDataEngine": "engine",
+    "Broker": "broker.service",
+    "Client": "client.sync",
+    "DemoEpisodeResult": "worker.demonstration",
+    "DemoSegment": "worker.demonstration",
+    "EventSubscriber": "observe.subscriber",
+    "EventsLost": "observe.subscriber",
+    "OnlineDataEngine": "engine",
+    "OnlineDataEngineCfg": "config",
+    "OnlineDataEngineState": "core.states",
+    "SharedLanguageRegistry": "core.language",
+    "Worker": "worker.runtime",
+    "execute_demo_episode": "worker.demonstration",
+    "register_error": "wire.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ods_async import __version__
 from ods_async.config import OnlineDataEngineCfg
 from ods_async.core.requests import Limits
 from ods_async.core.settings import BrokerSettings
+from ods_async.version import __version__
 from ods_async.wire.messages import PROTOCOL
 
 __all__ = ["settings_of"]

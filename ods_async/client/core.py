@@ -22,6 +22,7 @@ from ods_async.core.requests import (
     BudgetSnapshot,
     BufferDescription,
     FlowStatus,
+    LanguageEntries,
     Sample,
     ServiceStatus,
     Stats,
@@ -316,6 +317,15 @@ class ClientCore:
         """The texts, once they are known."""
         language = self._known("resolve_language").language
         return {kind: language.resolve(batch.get(f"{kind}_index").cpu(), kind=kind) for kind in KINDS}
+
+    def learn(self, entries: LanguageEntries) -> None:
+        """Take in dictionary entries of this run that were fetched elsewhere, so that they can be resolved here.
+
+        Raises:
+            StateError: not connected yet.
+        """
+        language = self._known("learn").language
+        language.follow(entries.kind, entries.since, entries.entries)
 
     def _words_missing(self, needed: dict[str, int]) -> bool:
         known = self._exchange.known

@@ -133,7 +133,10 @@ class Asker:
             return None
         self._pending = None
         if isinstance(answer, OdsError):
-            raise own_type(answer)
+            try:
+                raise own_type(answer)
+            finally:
+                del answer  # else this frame and the error would keep each other, and the caller's frames, alive
         if isinstance(answer, Welcome):
             self._limits = answer.limits
         payload = frames[1] if len(frames) == 2 else None

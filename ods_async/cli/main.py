@@ -1,0 +1,61 @@
+"""``ods-async``: parse, run, and turn whatever happens into an exit code and one line of reason."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ods_async.cli.arguments import parser
+from ods_async.cli.output import describe_failure
+from ods_async.cli.signals import INTERRUPTED, Interrupted, interrupt_on_signals
+from ods_async.errors import ArgumentError
+
+__all__ = ["main"]
+
+# Module and function; imported when called for, since some of them take seconds to import.
+_VERBS: Final = {
+    "up": "up:run",
+    "broker": "services:run_broker",
+    "worker": "services:run_one_worker",
+    "sample": "sample:run",
+    "stats": "ask:stats",
+    "budget": "ask:budget",
+    "refill": "ask:refill",
+    "stop": "ask:stop",
+    "events": "events:run",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (0 fine, 1 failed, 2 bad usage, 130 interrupted)."""
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 2
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(options.verbose, 2)]
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    interrupt_on_signals()
+    try:
+        module, _, function = _VERBS[options.verb].partition(":")
+        run: Callable[[Any], int] = getattr(importlib.import_module(f"ods_async.cli.{module}"), function)
+        code = run(options)
+        sys.stdout.flush()
+    except (Interrupted, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing more may be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ArgumentError as error:
+        describe_failure(error)
+        return 2
+    except Exception as error:
+        describe_failure(error)
+        if options.verbose:
+            logging.getLogger(__name__).exception("where it happened")
+        return 1
+    return code

@@ -1,0 +1,69 @@
+"""The two halves of a service, each in a process of its own: ``broker`` and ``worker``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+from ods_async.cli.output import print_json
+from ods_async.cli.settings import settings_for
+from ods_async.cli.signals import INTERRUPTED
+from ods_async.cli.tokens import published_token
+from ods_async.config import OnlineDataEngineCfg
+
+__all__ = ["run_broker", "run_one_worker"]
+
+
+def run_broker(options: argparse.Namespace) -> int:
+    """Serve until a signal, or the owner's stop, ends it."""
+    return asyncio.run(_serve(settings_for(options), options.json))
+
+
+async def _serve(cfg: OnlineDataEngineCfg, as_json: bool) -> int:
+    from ods_async.broker.service import Broker
+
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    signals: list[int] = []
+
+    def handle(number: int) -> None:
+        if signals:
+            os._exit(128 + number)
+        signals.append(number)
+        asked.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
+    broker = Broker(cfg)
+    async with broker:
+        with published_token(broker.endpoints, broker.owner_token):
+            if as_json:
+                print_json({"endpoints": broker.endpoints, "run_id": broker.run_id, "pid": os.getpid()})
+            else:
+                print(f"broker listens on {', '.join(broker.endpoints)} (run {broker.run_id})", flush=True)
+            closed, ending = asyncio.ensure_future(broker.wait_closed()), asyncio.ensure_future(asked.wait())
+            await asyncio.wait((closed, ending), return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            if not closed.done():
+                await broker.stop()
+            end = await closed
+    if end.failed:
+        print(f"ods-async: error: {end.reason}", file=sys.stderr)
+        return 1
+    if not as_json:
+        print(f"ended: {end.reason}", flush=True)
+    return INTERRUPTED if signals and signals[0] == signal.SIGINT else 0
+
+
+def run_one_worker(options: argparse.Namespace) -> int:
+    """Make demonstrations until the broker, or a signal, ends it."""
+    cfg = settings_for(options, standing=False)
+    cfg.require_environment()
+    from ods_async.worker.runtime import run_worker
+
+    name = options.worker_id or f"{socket.gethostname()[:64]}-{os.getpid()}"
+    return run_worker(cfg, options.connect, worker_id=name)

@@ -1,0 +1,95 @@
+"""The owner's token of a standing service, so that its user's commands on the same machine may steer it.
+
+It lies in a file that only the user can read: beside the ipc socket or, for tcp, in the user's private folder under the
+port's number. ``ODS_OWNER_TOKEN`` (hexadecimal) wins over the files, for other machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ods_async.errors import OwnerOnlyError
+from ods_async.transport.endpoint import default_ipc, is_loopback, parse_endpoint
+
+__all__ = ["ENVIRONMENT_NAME", "find_token", "published_token", "token_file"]
+
+ENVIRONMENT_NAME = "ODS_OWNER_TOKEN"
+
+
+def token_file(endpoint: str) -> Path | None:
+    """Where the token of the service at ``endpoint`` lies, or None for an address on another machine."""
+    parsed = parse_endpoint(endpoint)
+    if parsed.scheme == "ipc":
+        return Path(f"{parsed.path}.owner")
+    if not is_loopback(parsed):
+        return None
+    return Path(default_ipc("default").path).parent / f"tcp-{parsed.port}.owner"
+
+
+@contextlib.contextmanager
+def published_token(endpoints: Iterable[str], token: bytes) -> Iterator[None]:
+    """Keep the token in the files of ``endpoints`` for the time of the block."""
+    written: list[Path] = []
+    _sweep()
+    try:
+        for endpoint in endpoints:
+            parsed = parse_endpoint(endpoint)
+            path = token_file(endpoint if parsed.scheme == "ipc" else f"tcp://127.0.0.1:{parsed.port}")
+            if path is not None:
+                path.unlink(missing_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(path, flags, 0o600)
+                written.append(path)
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(f"{token.hex()}\n{os.getpid()}\n")
+        yield
+    finally:
+        for path in written:
+            with contextlib.suppress(OSError):
+                if path.read_text().split()[0] == token.hex():  # a successor may have written its own
+                    path.unlink()
+
+
+def find_token(endpoint: str, operation: str) -> bytes:
+    """The token for the service at ``endpoint``.
+
+    Raises:
+        OwnerOnlyError: there is none to be found, or it is not private; says where it was looked for.
+    """
+    given = os.environ.get(ENVIRONMENT_NAME)
+    if given is not None:
+        try:
+            return bytes.fromhex(given.strip())
+        except ValueError:
+            raise _refused(operation, f"{ENVIRONMENT_NAME} is not hexadecimal") from None
+    path = token_file(endpoint)
+    if path is None:
+        raise _refused(operation, f"{endpoint} is another machine and {ENVIRONMENT_NAME} is not set")
+    try:
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise _refused(operation, f"{path} is not a private file of this user")
+        return bytes.fromhex(path.read_text().split()[0])
+    except OSError:
+        raise _refused(operation, f"{ENVIRONMENT_NAME} is not set and {path} is not there") from None
+    except (ValueError, IndexError):
+        raise _refused(operation, f"{path} does not hold a token") from None
+
+
+def _sweep() -> None:
+    """Remove what services that were killed have left in the private folder."""
+    for path in Path(default_ipc("default").path).parent.glob("*.owner"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            pid = int(path.read_text().split()[1])
+            if not Path(f"/proc/{pid}").exists():
+                path.unlink()
+
+
+def _refused(operation: str, why: str) -> OwnerOnlyError:
+    return OwnerOnlyError(
+        f"{operation} is for the owner of the service only, and no owner's token was found: {why}", operation=operation
+    )
