@@ -59,7 +59,7 @@ class OnlineDataEngineCfg:
         heartbeat_interval: seconds between two signs of life.
         heartbeat_timeout: seconds of silence after which a peer counts as stalled.
         event_history: events the broker keeps for replay.
-        seed: seed of the broker's draws, or None.
+        seed: seed of the broker's draws and of the workers' episodes, or None.
         samples_per_insert: windows drawn per episode published, for ``continuous``; None: no bound.
         limits: what the broker takes from its peers, by the names of ``DEFAULT_LIMITS``; others keep their default.
         name: name of the service, part of its default address.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from ods_async.config import OnlineDataEngineCfg
 from ods_async.core.episode import Rollout, recorded_schema
@@ -14,6 +14,7 @@ from ods_async.core.reports import AttemptFailed, Ticket, TicketStarted
 from ods_async.core.requests import Welcome
 from ods_async.worker.actions import check_recording
 from ods_async.worker.demonstration import DemoEpisodeResult, execute_demo_episode
+from ods_async.worker.desk import LinkSettings
 from ods_async.worker.environments import DemoEnvironment, make_environment
 from ods_async.worker.link import Link
 from ods_async.worker.plans import Policy, check_plan_source
@@ -28,7 +29,7 @@ class Production:
 
     Args:
         cfg: the settings; only what concerns environment, policy and attempts is used.
-        worker_id: for reports, and so that no two workers make the same episodes.
+        identity: the worker's id and restarts: for reports, and so that no two workers make the same episodes.
         link: where tickets come from and rollouts go.
         trace: kept up to date.
         policy: instead of the configured one.
@@ -42,14 +43,16 @@ class Production:
     def __init__(
         self,
         cfg: OnlineDataEngineCfg,
-        worker_id: str,
+        identity: LinkSettings,
         link: Link,
         trace: Trace,
         policy: Policy | None = None,
         max_rollouts: int | None = None,
     ) -> None:
         self._cfg = cfg
-        self._worker_id = worker_id
+        self._worker_id = identity.worker_id
+        self._restarts = identity.restarts
+        self._given: Counter[tuple[int, int]] = Counter()
         self._link = link
         self._trace = trace
         self._policy = policy
@@ -114,6 +117,9 @@ class Production:
 
     def _rollout(self, environment: DemoEnvironment, ticket: Ticket) -> Rollout | None:
         """The ticket's rollout; None when interrupted."""
+        if self._given and next(iter(self._given))[0] != ticket.generation:
+            self._given.clear()
+        self._given[ticket.generation, ticket.rollout] += 1
         began, attempts = time.monotonic(), self._cfg.max_generation_attempts
         reason = ""
         for attempt in range(1, attempts + 1):
@@ -140,7 +146,10 @@ class Production:
 
     def _attempt(self, environment: DemoEnvironment, ticket: Ticket, attempt: int) -> DemoEpisodeResult:
         should_stop: Callable[[], bool] = lambda: self._link.stop_reason is not None  # noqa: E731
-        seed: Any = [self._entropy, zlib.crc32(self._worker_id.encode()), ticket.ticket_id, attempt]
+        # The same in every run of the same configuration, and different in every other respect: a unit that comes back
+        # (its rollout was refused, its worker restarted) is made anew.
+        unit = (ticket.generation, ticket.rollout)
+        seed = [self._entropy, zlib.crc32(self._worker_id.encode()), self._restarts, *unit, self._given[unit], attempt]
         return execute_demo_episode(
             environment,
             policy=self._policy,

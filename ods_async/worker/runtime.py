@@ -41,6 +41,10 @@ EXIT_INTERRUPTED: Final = 130
 _log = logging.getLogger("ods_async.worker")
 
 
+class _StopNowError(BaseException):
+    """A signal came while the environment was being made, when there is nothing to lose yet."""
+
+
 class _Shift:
     """One run of one worker, in whatever thread calls :meth:`work`."""
 
@@ -58,7 +62,7 @@ class _Shift:
         self.link = Link(settings, self.trace, say)
         self.failure: BaseException | None = None
         self.lost: tuple[int, ...] = ()
-        self.production = Production(cfg, settings.worker_id, self.link, self.trace, policy, max_rollouts)
+        self.production = Production(cfg, settings, self.link, self.trace, policy, max_rollouts)
         self._worker_id = settings.worker_id
         self._flush_timeout = flush_timeout
         self._say = say
@@ -73,6 +77,8 @@ class _Shift:
             if welcome is not None:
                 environment = self.production.make(welcome)
                 self.production.run(environment)
+        except _StopNowError:
+            pass
         except BaseException as error:
             self._failed(error)
         if environment is not None:
@@ -134,8 +140,9 @@ def run_worker(
 ) -> int:
     """Be a worker until told to end: the whole of a worker's process. Call it in the main thread.
 
-    SIGTERM and SIGINT end it between two steps, after the verdicts on what was handed in have come; a second signal
-    ends it at once. What went wrong is said on stderr: one line, then the detail.
+    SIGTERM, SIGHUP and SIGINT end it between two steps (at once while it is still making its environment), after the
+    verdicts on what was handed in have come; a second signal ends it at once. What went wrong is said on stderr: one
+    line, then the detail.
 
     Args:
         cfg: the settings.
@@ -171,8 +178,11 @@ def run_worker(
             os._exit(128 + number)
         received.append(number)
         shift.link.request_stop(signal.Signals(number).name)
+        if shift.trace.phase == "make":
+            raise _StopNowError
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in signals}
     try:
         code = shift.work()
     finally:

@@ -79,7 +79,7 @@ def test_it_ends_with_zero_after_what_was_wanted(peer: Any, start: Start) -> Non
     assert [r.ticket_id for r in peer.rollouts] == [1, 2]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
 def test_c46_a_signal_ends_it_between_two_steps(peer: Any, start: Start, number: signal.Signals, code: int) -> None:
     process = start(peer.endpoint, SLOW)
     stepping(peer)
@@ -98,6 +98,14 @@ def test_c46_a_signal_right_after_the_last_rollout_loses_nothing(make_peer: Any,
     process.send_signal(signal.SIGTERM)
     peer.tell(Verdict(1, "w1", "accepted"))
     assert ended(process) == (0, "")
+
+
+def test_c46_a_signal_while_the_environment_is_made_ends_it_at_once(peer: Any, start: Start) -> None:
+    process = start(peer.endpoint, {"fail_phase": "make", "fail_kind": "hang"})
+    peer.until(lambda: [b for b in peer.said(Heartbeat) if b.phase == "make"])
+    process.send_signal(signal.SIGTERM)
+    assert ended(process, 5) == (0, "")
+    assert peer.first(Goodbye).reason == "SIGTERM"
 
 
 def test_c46_a_second_signal_ends_it_at_once(peer: Any, start: Start) -> None:
