@@ -44,6 +44,7 @@ __all__ = ["BrokerState"]
 
 AFTERGLOW_SECONDS = 2.0
 TICK_SECONDS = 0.05
+SLEEP_SHARE = 0.25
 
 
 class BrokerState:
@@ -102,6 +103,7 @@ class BrokerState:
 
     def handle(self, stimulus: Stimulus, now: Instant) -> list[Effect]:
         """What follows from ``stimulus`` at ``now``. Never raises for anything a peer can send."""
+        self._look_at_own_sleep(now)
         self.run.now = now
         self._stimuli[type(stimulus)](stimulus)
         if self.production.restless:
@@ -113,6 +115,16 @@ class BrokerState:
         parked = self.run.parking.next_deadline()
         due = min(self._beat_at, now.seconds + TICK_SECONDS, parked if parked is not None else float("inf"))
         return max(0.001, due - now.seconds)
+
+    def _look_at_own_sleep(self, now: Instant) -> None:
+        """Time in which this process did not run (it was stopped, or its machine slept) is held against nobody else.
+
+        What workers said meanwhile still lies in the sockets, and a tick may well come first.
+        """
+        asleep = now.seconds - self.run.now.seconds
+        if asleep > self.run.settings.heartbeat_timeout * SLEEP_SHARE:
+            self.run.roster.excuse(asleep)
+            self.run.tickets.excuse(asleep)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

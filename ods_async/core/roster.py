@@ -98,6 +98,11 @@ class Roster:
             record.state = "ready" if record.told_ready else "starting"
         return record, back
 
+    def excuse(self, seconds: float) -> None:
+        """Nobody could be heard for so long, through no fault of the workers."""
+        for record in self._workers.values():
+            record.last_heard += seconds
+
     def newly_silent(self, now: float) -> list[WorkerRecord]:
         """Workers that have just been silent for too long; they are *stalled* from now on."""
         silent = [

@@ -178,6 +178,12 @@ class TicketBook:
                 late.append((entry, f"not finished by {entry.worker_id} within {self._finish_timeout:g} s"))
         return self._take_back(late)
 
+    def excuse(self, seconds: float) -> None:
+        """Nobody could be heard for so long: every deadline is that much later."""
+        for entry in self._outstanding.values():
+            entry.issued_at += seconds
+            entry.started_at += seconds
+
     def abandon(self, worker_id: str, reason: str) -> list[Reissue]:
         """The worker is gone or silent: take back what it started."""
         return self._take_back(

@@ -114,8 +114,18 @@ class InMemoryBroker:
         self._do(self.state.handle(stimulus, self.now))
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, with a tick at its end."""
-        nanoseconds = int(seconds * 1e9)
+        """Let time pass, with ticks as a running broker has them and one at its end."""
+        left, most = int(seconds * 1e9), int(self.settings.heartbeat_timeout * 1e9 / 8)
+        while left > most:
+            self._sleep(most)
+            left -= most
+        self._sleep(left)
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass in which the broker's process does not run, with a tick at its end."""
+        self._sleep(int(seconds * 1e9))
+
+    def _sleep(self, nanoseconds: int) -> None:
         self.now = Instant(self.now.monotonic_ns + nanoseconds, self.now.unix_ns + nanoseconds)
         self.tell(Tick())
 

@@ -387,6 +387,19 @@ class TestWorkers:
         broker.fill()
         assert broker.state.state is State.READY
 
+    def test_workers_are_not_blamed_for_the_brokers_own_sleep(self) -> None:
+        """C33: the broker was stopped for longer than the heartbeat time-out, and its tick comes before their beats."""
+        broker = InMemoryBroker(buffer_size=2, worker_failure="fail", heartbeat_timeout=2.0, ticket_finish_timeout=9.0)
+        broker.join()
+        ticket = broker.start_ticket()
+        broker.sleep(30.0)
+        assert broker.events_of(events.WorkerStalled) == []
+        assert broker.events_of(events.TicketReissued) == []
+        broker.hand_in(ticket, episode_of(4))
+        for _ in range(30):
+            broker.pass_time(0.1)
+        assert [event.worker_id for event in broker.events_of(events.WorkerStalled)] == ["w0"]
+
     def test_a_late_report_of_an_exit_does_not_end_the_successor(self) -> None:
         """B12: the new process of that name has said hello before the old one's end is reported."""
         broker = InMemoryBroker(buffer_size=1, worker_failure="tolerate", supervised=("w0",))
@@ -560,7 +573,7 @@ class TestOwner:
         assert broker.state.production.requested == 1
         broker.draw(Sample(1, 3))
         assert broker.state.production.requested == 2
-        broker.draw(Sample(50, 3))
+        broker.draw(Sample(19, 3))
         assert broker.state.production.requested == 2
         broker.fill()
         broker.pass_time(6.0)  # the leases of those draws end
