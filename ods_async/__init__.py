@@ -14,6 +14,8 @@ from ods_async.version import __version__
 if TYPE_CHECKING:
     from ods_async.broker.service import Broker
     from ods_async.client.aio import AsyncClient
+    from ods_async.client.chunk_sizes import ChunkSizeSampler, GMMChunkSampler, UniformChunkSampler
+    from ods_async.client.dataset import OnlineDataset
     from ods_async.client.sync import Client
     from ods_async.config import OnlineDataEngineCfg
     from ods_async.core.language import SharedLanguageRegistry
@@ -57,6 +59,7 @@ __all__ = [
     "AsyncOnlineDataEngine",
     "Broker",
     "BrokerUnreachableError",
+    "ChunkSizeSampler",
     "Client",
     "ClosedError",
     "ConfigError",
@@ -67,6 +70,7 @@ __all__ = [
     "EventSubscriber",
     "EventsLost",
     "ForcedShutdownError",
+    "GMMChunkSampler",
     "LanguageCapacityError",
     "LimitExceededError",
     "MisuseError",
@@ -76,6 +80,7 @@ __all__ = [
     "OnlineDataEngineCfg",
     "OnlineDataEngineState",
     "OnlineDataWorkerError",
+    "OnlineDataset",
     "OwnerOnlyError",
     "PeerError",
     "ProtocolError",
@@ -88,6 +93,7 @@ __all__ = [
     "SharedMemoryError",
     "StartCancelledError",
     "StateError",
+    "UniformChunkSampler",
     "Worker",
     "WorkerExitedError",
     "__version__",
@@ -99,15 +105,19 @@ _HOMES = {
     "AsyncClient": "client.aio",
     "AsyncOnlineDataEngine": "engine",
     "Broker": "broker.service",
+    "ChunkSizeSampler": "client.chunk_sizes",
     "Client": "client.sync",
     "DemoEpisodeResult": "worker.demonstration",
     "DemoSegment": "worker.demonstration",
     "EventSubscriber": "observe.subscriber",
     "EventsLost": "observe.subscriber",
+    "GMMChunkSampler": "client.chunk_sizes",
     "OnlineDataEngine": "engine",
     "OnlineDataEngineCfg": "config",
     "OnlineDataEngineState": "core.states",
+    "OnlineDataset": "client.dataset",
     "SharedLanguageRegistry": "core.language",
+    "UniformChunkSampler": "client.chunk_sizes",
     "Worker": "worker.runtime",
     "execute_demo_episode": "worker.demonstration",
     "register_error": "wire.errors",
