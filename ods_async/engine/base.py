@@ -49,12 +49,18 @@ class EngineBase:
 
     @property
     def endpoint(self) -> str:
-        """Where consumers in other processes connect; a tcp port of 0 is filled in once the broker listens."""
+        """Where consumers in other processes connect, a tcp port of 0 filled in.
+
+        Raises:
+            StateError: the engine was not started, so that nobody listens yet.
+        """
+        if not self._owner.supervisor.listening:
+            raise self._owner.wrong_state("endpoint", OnlineDataEngineState.READY)
         return self._owner.supervisor.endpoint
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """All addresses that answer."""
+        """All addresses that answer; before the start, those asked for."""
         return self._owner.supervisor.endpoints
 
     @property
@@ -77,7 +83,7 @@ class EngineBase:
         return EventSubscriber(self._owner.supervisor.local_endpoint, since=since, **options)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(run_id={self.run_id}, state={self.state.value}, endpoint={self.endpoint!r})"
+        return f"{type(self).__name__}(run_id={self.run_id}, state={self.state.value}, endpoints={self.endpoints})"
 
     def __reduce__(self) -> Any:
         raise TypeError(

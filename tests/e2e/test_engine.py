@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import signal
 import threading
 import time
@@ -82,6 +83,10 @@ def test_b6_b7_from_created_to_stopped() -> None:
     assert (engine.state, engine.is_init, engine.buffer_size, str(engine.device)) == (State.CREATED, False, 5, "cpu")
     with pytest.raises(StateError, match=r"sample_batch\(\) needs the state READY; the engine is CREATED"):
         engine.sample_batch(2, 3)
+    with pytest.raises(StateError, match="endpoint"):
+        _ = engine.endpoint
+    with pytest.raises(TypeError, match=r"engine\.endpoint"):
+        pickle.dumps(engine)
     engine.start()
     try:
         assert (engine.state, engine.is_init) == (State.READY, True)
