@@ -16,21 +16,14 @@ from typing import Any, Final, Self, TypeVar
 import torch
 from tensordict import TensorDict
 
+from ods_async.client.arguments import checked_ahead
 from ods_async.client.batch import landing_for
-from ods_async.client.core import (
-    ClientCore,
-    StreamPlan,
-    budget_dict,
-    checked_ahead,
-    flow_dict,
-    record_list,
-    stats_dict,
-    status_dict,
-)
+from ods_async.client.core import ClientCore, StreamPlan
 from ods_async.client.drive import drive_async
 from ods_async.client.exchange import Session, Talk
 from ods_async.client.handback import HOLD_SECONDS, hand_back
 from ods_async.client.prefetch import LAST_WORDS_SECONDS, Feed, Seeds
+from ods_async.client.shapes import budget_dict, flow_dict, record_list, stats_dict, status_dict
 from ods_async.core.requests import (
     BudgetSnapshot,
     CheckHealth,

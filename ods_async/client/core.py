@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import operator
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from tensordict import TensorDict
 
+from ods_async.client.arguments import at_least_one, bad_argument, mode_text, whole
 from ods_async.client.exchange import Exchange, Known
 from ods_async.client.link import DataPath, Link, checked_data_path, open_link
 from ods_async.core.language import KINDS
 from ods_async.core.requests import (
-    BudgetSnapshot,
     BufferDescription,
-    FlowStatus,
     LanguageEntries,
     Sample,
     ServiceStatus,
-    Stats,
     Welcome,
 )
 from ods_async.core.states import OnlineDataEngineState
@@ -35,21 +31,9 @@ from ods_async.transport.pool import BufferPool
 from ods_async.transport.sockets import ChannelOptions, CurveClient, Hub
 from ods_async.wire.asking import checked_timeout
 
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "MOST_AHEAD",
-    "ClientCore",
-    "StreamPlan",
-    "budget_dict",
-    "checked_ahead",
-    "flow_dict",
-    "record_list",
-    "stats_dict",
-    "status_dict",
-]
+__all__ = ["DEFAULT_TIMEOUT", "ClientCore", "StreamPlan"]
 
 DEFAULT_TIMEOUT: Final = 60.0
-MOST_AHEAD: Final = 128
 IDLE_BYTES: Final = 512 * 1024 * 1024
 
 _COUNTER = itertools.count(1)
@@ -241,25 +225,25 @@ class ClientCore:
     def _seed(generator: torch.Generator | None, seed: int | None) -> int | None:
         """The seed of one draw; a generator moves on by one draw, and no global generator is touched."""
         if generator is None:
-            return None if seed is None else _whole("seed", seed)
+            return None if seed is None else whole("seed", seed)
         if seed is not None:
-            raise _bad("seed", seed, "left out where generator= is given")
+            raise bad_argument("seed", seed, "left out where generator= is given")
         if not isinstance(generator, torch.Generator):
-            raise _bad("generator", generator, "a torch.Generator")
+            raise bad_argument("generator", generator, "a torch.Generator")
         drawn = torch.randint(0, 2**63 - 1, (1,), generator=generator, device=generator.device)
         return int(drawn.item())
 
     @staticmethod
     def _number(argument: str, value: object) -> int:
-        return _whole(argument, value)
+        return whole(argument, value)
 
     def _chunks(
         self, batch_size: int, chunk_size: int, sampling_mode: str, generator: torch.Generator | None, seed: int | None
     ) -> Sample:
         return Sample(
-            batch_size=_whole("batch_size", batch_size),
-            length=_whole("chunk_size", chunk_size),
-            mode=_text("sampling_mode", sampling_mode),
+            batch_size=whole("batch_size", batch_size),
+            length=whole("chunk_size", chunk_size),
+            mode=mode_text("sampling_mode", sampling_mode),
             seed=self._seed(generator, seed),
         )
 
@@ -273,17 +257,17 @@ class ClientCore:
         generator: torch.Generator | None,
         seed: int | None,
     ) -> Sample:
-        history = _at_least_one("history_length", history_length)
-        horizon = _at_least_one("prediction_horizon", prediction_horizon)
+        history = at_least_one("history_length", history_length)
+        horizon = at_least_one("prediction_horizon", prediction_horizon)
         chosen: tuple[int, ...] = ()
         if generations is not None:
             if isinstance(generations, (str, bytes)) or not isinstance(generations, Sequence) or not generations:
-                raise _bad("generations", generations, "a sequence of at least one generation number, or None")
-            chosen = tuple(_whole("generations", generation) for generation in generations)
+                raise bad_argument("generations", generations, "a sequence of at least one generation number, or None")
+            chosen = tuple(whole("generations", generation) for generation in generations)
         return Sample(
-            batch_size=_whole("batch_size", batch_size),
+            batch_size=whole("batch_size", batch_size),
             length=history + horizon - 1,
-            mode=_text("sampling_mode", sampling_mode),
+            mode=mode_text("sampling_mode", sampling_mode),
             history=history,
             horizon=horizon,
             generations=chosen,
@@ -309,8 +293,8 @@ class ClientCore:
                     value=f"without {kind}_index",
                     rule="a batch with task_index and subtask_index",
                 )
-            whole = not indices.is_floating_point() and not indices.is_complex() and indices.numel() > 0
-            needed[kind] = int(indices.max()) + 1 if whole else 0
+            integers = not indices.is_floating_point() and not indices.is_complex() and indices.numel() > 0
+            needed[kind] = int(indices.max()) + 1 if integers else 0
         return needed
 
     def _resolve(self, batch: TensorDict) -> dict[str, Any]:
@@ -333,77 +317,3 @@ class ClientCore:
 
     def _options(self) -> ChannelOptions:
         return ChannelOptions(heartbeat_ms=1000, heartbeat_timeout_ms=4000, curve=self._keys)
-
-
-def stats_dict(stats: Stats) -> dict[str, Any]:
-    """B47; what is beyond the original's names is under ``extra``."""
-    return _plain(stats)
-
-
-def flow_dict(flow: FlowStatus) -> dict[str, int | None]:
-    """B47."""
-    return _plain(flow)
-
-
-def budget_dict(budget: BudgetSnapshot) -> dict[str, Any]:
-    """B38: ``rows`` is a list of dicts."""
-    return _plain(budget) | {"rows": [_plain(row) for row in budget.rows]}
-
-
-def status_dict(status: ServiceStatus) -> dict[str, Any]:
-    """State, workers (a list of dicts), counters."""
-    return _plain(status) | {"workers": [_plain(worker) for worker in status.workers]}
-
-
-def record_list(records: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
-    """B39: one dict a record, indices as lists."""
-    return [
-        {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()} for record in records
-    ]
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
-
-
-def _whole(argument: str, value: object) -> int:
-    if isinstance(value, bool):
-        raise _bad(argument, value, "an integer")
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise _bad(argument, value, "an integer") from None
-    if not -(2**63) <= number < (2**64 if argument == "seed" else 2**63):
-        raise _bad(argument, value, "an integer of 64 bits")
-    return number
-
-
-def _at_least_one(argument: str, value: object) -> int:
-    number = _whole(argument, value)
-    if not 1 <= number < 2**31:
-        raise _bad(argument, value, "an integer of at least 1")
-    return number
-
-
-def _text(argument: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _bad(argument, value, "one of 'episode', 'segment', 'boundary'")
-    return value
-
-
-def _bad(argument: str, value: object, rule: str) -> ArgumentError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return ArgumentError(f"{argument} must be {rule}, got {shown}", argument=argument, value=shown, rule=rule)
-
-
-def checked_ahead(prefetch: object) -> int:
-    """How many batches to draw ahead.
-
-    Raises:
-        ArgumentError: no integer from 0 to 128.
-    """
-    number = _whole("prefetch", prefetch)
-    if not 0 <= number <= MOST_AHEAD:
-        raise _bad("prefetch", prefetch, f"an integer from 0 to {MOST_AHEAD}")
-    return number

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ods_async.client.core import ClientCore, budget_dict, record_list, stats_dict
+from ods_async.client.core import ClientCore
+from ods_async.client.shapes import budget_dict, record_list, stats_dict
 from ods_async.config import OnlineDataEngineCfg
 from ods_async.core.states import OnlineDataEngineState
 from ods_async.observe.subscriber import EventSubscriber

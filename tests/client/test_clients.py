@@ -26,12 +26,14 @@ from ods_async.errors import (
     ClosedError,
     EndpointError,
     OwnerOnlyError,
+    PeerError,
     RequestTimeoutError,
     RunChangedError,
     SharedMemoryError,
     StateError,
 )
 from ods_async.testing.in_memory import OWNER, episode_of
+from ods_async.transport.sockets import CurveClient
 from tests.client.peer import Service
 
 Make = Callable[..., Any]
@@ -640,3 +642,18 @@ def test_closing_the_client_ends_its_streams_at_once_c21(make: Make) -> None:
         assert time.monotonic() - begin < 3
         with pytest.raises((StopIteration, StopAsyncIteration)):
             client.take(stream)
+
+
+def test_a_key_the_broker_does_not_take_is_told_within_seconds_c18(make: Make) -> None:
+    import zmq
+
+    (public, secret), (server, _) = zmq.curve_keypair(), zmq.curve_keypair()
+    keys = CurveClient(public.decode(), secret.decode(), server.decode())
+    with Service() as service:
+        client = make(service.endpoint, keys=keys)
+        begin = time.monotonic()
+        with pytest.raises(PeerError) as caught:
+            client.sample_batch(9, 4, timeout=30)
+        assert time.monotonic() - begin < 6
+        assert service.endpoint in str(caught.value)
+        assert secret.decode() not in repr(client)
