@@ -17,6 +17,7 @@ from typing import Any, Self
 
 __all__ = [
     "ArgumentError",
+    "AuthenticationError",
     "BrokerUnreachableError",
     "ClosedError",
     "ConfigError",
@@ -151,6 +152,13 @@ class PeerError(OdsError, ConnectionError):
 
 class BrokerUnreachableError(PeerError):
     """Nobody answers. Fields: ``endpoint``, ``timeout``."""
+
+
+class AuthenticationError(PeerError):
+    """Keys that do not fit: wrong ones, unlisted ones, or keys on one side only.
+
+    Fields: ``endpoint``, ``key_file`` (empty without keys), ``reason``. Trying again cannot help.
+    """
 
 
 class ProtocolError(PeerError):

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ods_async.core.requests import Limits
+from ods_async.core.stimuli import ConnectionRefused, Malformed
 from ods_async.errors import EndpointError
+from ods_async.transport.curve import CurveServer
 from ods_async.transport.endpoint import Endpoint, for_peer, is_loopback, parse_endpoint, sibling
+from ods_async.transport.gate import Gate, Refusal
 from ods_async.transport.pump import AsyncPump
 from ods_async.transport.sockets import Channel, ChannelKind, ChannelOptions, Frame, Hub, open_channel
 from ods_async.transport.watch import ConnectionWatch, watch_connection
@@ -33,24 +36,26 @@ class Siblings:
     events: str
 
 
-def check_binds(endpoints: Sequence[str], *, insecure: bool) -> None:
+def check_binds(endpoints: Sequence[str], *, insecure: bool, keys: bool = False) -> None:
     """Refuse endpoints that cannot be used, or that would open the broker to the network unprotected (C45).
 
     Args:
         endpoints: what is to be bound.
         insecure: the user allowed it.
+        keys: tcp is encrypted and serves listed clients only.
 
     Raises:
         EndpointError: naming the endpoint and the remedy.
     """
     for text in endpoints:
-        if not is_loopback(parse_endpoint(text)) and not insecure:
+        if not is_loopback(parse_endpoint(text)) and not insecure and not keys:
             raise EndpointError(
                 f"endpoint {text!r} can be reached from other machines, and nothing is encrypted or authenticated; "
-                "bind to tcp://127.0.0.1:PORT or ipc://PATH, or set allow_insecure_bind=True",
+                "make keys (`ods-async keygen DIR`) and set server_keys, bind to tcp://127.0.0.1:PORT or ipc://PATH, "
+                "or set allow_insecure_bind=True",
                 argument="endpoint",
                 value=repr(text),
-                rule="loopback or ipc, unless allow_insecure_bind",
+                rule="loopback or ipc, unless server_keys or allow_insecure_bind",
             )
 
 
@@ -61,6 +66,8 @@ class Doors:
         hub: whose sockets to use.
         endpoints: where to answer requests; the other sockets are bound beside each of them.
         limits: bytes that a peer may send.
+        keys: the broker's keys: on tcp only listed clients are served then, on all four sockets.
+        on_refused: told of each connection that was not let in.
 
     Raises:
         EndpointError: an endpoint cannot be bound; nothing stays open then.
@@ -71,29 +78,47 @@ class Doors:
     rollouts: AsyncPump
     events: AsyncPump
 
-    def __init__(self, hub: Hub, endpoints: Sequence[str], limits: Limits) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        endpoints: Sequence[str],
+        limits: Limits,
+        *,
+        keys: CurveServer | None = None,
+        on_refused: Callable[[Refusal], None] = lambda refusal: None,
+    ) -> None:
         parsed = [parse_endpoint(text) for text in endpoints]
 
         def beside(what: Literal["tickets", "rollouts", "events"]) -> list[str]:
             return [str(sibling(endpoint, what)) for endpoint in parsed]
 
-        def options(held: int, most: int) -> ChannelOptions:
-            return ChannelOptions(high_water_mark=held, max_message_bytes=most, heartbeat_ms=2000, watched=True)
+        def options(name: str, held: int, most: int) -> ChannelOptions:
+            return ChannelOptions(
+                high_water_mark=held,
+                max_message_bytes=most,
+                heartbeat_ms=2000,
+                watched=True,
+                curve=keys,
+                zap_domain=name,
+            )
 
         header, rollout = limits.header_bytes, limits.rollout_bytes + _PAYLOAD_SLACK
         wanted: list[tuple[ChannelKind, list[str], ChannelOptions]] = [
-            ("router", list(endpoints), options(_ANSWERS_HELD, header)),
-            ("push", beside("tickets"), options(_TICKETS_HELD, header)),
-            ("pull", beside("rollouts"), options(_ROLLOUTS_HELD, rollout)),
-            ("pub", beside("events"), options(_EVENTS_HELD, header)),
+            ("router", list(endpoints), options("requests", _ANSWERS_HELD, header)),
+            ("push", beside("tickets"), options("tickets", _TICKETS_HELD, header)),
+            ("pull", beside("rollouts"), options("rollouts", _ROLLOUTS_HELD, rollout)),
+            ("pub", beside("events"), options("events", _EVENTS_HELD, header)),
         ]
         self._opened: list[Channel] = []
+        self._gate = Gate(hub, keys.allowed, on_refused) if keys is not None else None
         try:
             for kind, bind, option in wanted:
                 self._opened.append(open_channel(hub, kind, bind=bind, options=option))
         except BaseException:
             for channel in self._opened:
                 channel.close()
+            if self._gate is not None:
+                self._gate.close()
             raise
         answering, tickets, rollouts, events = (channel.endpoints for channel in self._opened)
         self.endpoints: tuple[str, ...] = tuple(answering)
@@ -111,6 +136,8 @@ class Doors:
         on_room_for_tickets: Callable[[], None],
     ) -> None:
         """Serve all sockets in the running loop."""
+        if self._gate is not None:
+            self._gate.open()
         router, push, pull, pub = self._opened
         names = ("requests", "tickets", "rollouts", "events")
         self._watches = {name: watch_connection(channel) for name, channel in zip(names, self._opened, strict=True)}
@@ -139,12 +166,16 @@ class Doors:
             )
         )
 
-    def failed_handshakes(self) -> Iterator[tuple[str, str]]:
-        """Name of the socket and reason, for every handshake that failed since the last call."""
+    def failed_handshakes(self) -> Iterator[Malformed | ConnectionRefused]:
+        """Every handshake that failed since the last call, but for those that the allow-list ended (told already)."""
         for name, watch in self._watches.items():
             for event in watch.poll():
-                if event.kind == "handshake_failed":
-                    yield name, f"a connection ended in its handshake ({event.reason})"
+                if event.kind != "handshake_failed" or event.failure == "refused":
+                    continue
+                if event.failure in ("one-sided", "undecipherable"):
+                    yield ConnectionRefused(name, f"{event.reason} (at {event.endpoint})")
+                else:
+                    yield Malformed(name, f"a connection ended in its handshake ({event.reason})")
 
     @property
     def visited(self) -> bool:
@@ -170,6 +201,8 @@ class Doors:
                 pump.stop()
         for channel in self._opened:
             channel.close(linger)
+        if self._gate is not None:
+            self._gate.close()
 
     def _index_of(self, dialled: Endpoint) -> int:
         def likeness(index: int) -> int:

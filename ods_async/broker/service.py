@@ -25,15 +25,17 @@ from ods_async.core.requests import Cancel, Release, Stop
 from ods_async.core.states import OnlineDataEngineState
 from ods_async.core.stimuli import (
     AskedFor,
+    ConnectionRefused,
     EndService,
     Instant,
-    Malformed,
     RefuseRequest,
     Stimulus,
     Tick,
 )
 from ods_async.errors import ClosedError, OdsError, StateError
+from ods_async.transport.curve import CurveServer
 from ods_async.transport.endpoint import default_ipc
+from ods_async.transport.gate import Refusal
 from ods_async.transport.sockets import Frame, Hub
 
 __all__ = ["Broker"]
@@ -62,6 +64,7 @@ class Broker:
 
     Raises:
         EndpointError: on entering: an endpoint that cannot be bound, or that is open to the network unprotected.
+        ConfigError: on entering: keys or an allow-list that cannot be used.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Broker:
 
         Raises:
             EndpointError: an endpoint that cannot be used.
+            ConfigError: keys or an allow-list that cannot be used.
             StateError: it was started before.
         """
         if self._state is not None:
@@ -141,11 +145,14 @@ class Broker:
         if endpoints is None:
             first = self._cfg.endpoint if self._cfg.endpoint is not None else str(default_ipc(self._cfg.name))
             endpoints = (first, *self._cfg.extra_endpoints)
-        check_binds(endpoints, insecure=self._cfg.allow_insecure_bind)
+        keys = None
+        if self._cfg.server_keys is not None:
+            keys = CurveServer.load(self._cfg.server_keys, self._cfg.allowed_clients)
+        check_binds(endpoints, insecure=self._cfg.allow_insecure_bind, keys=keys is not None)
         limits = self._settings.limits
         self._hub = Hub()
         try:
-            self._doors = Doors(self._hub, endpoints, limits)
+            self._doors = Doors(self._hub, endpoints, limits, keys=keys, on_refused=self._on_refused)
         except BaseException:
             self._hub.close()
             raise
@@ -290,11 +297,14 @@ class Broker:
         while self._end is None:
             await asyncio.sleep(self._settings.heartbeat_interval)
             try:
-                for socket, reason in self._doors.failed_handshakes():
-                    self._feed(Malformed(socket, reason))
+                for failed in self._doors.failed_handshakes():
+                    self._feed(failed)
                 self._effects.push_tickets()
             except Exception as error:
                 self._effects.fault("keeping house", error)
+
+    def _on_refused(self, refusal: Refusal) -> None:
+        self._feed(ConnectionRefused(refusal.socket, refusal.reason, refusal.address, refusal.key))
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -26,9 +26,10 @@ from ods_async.core.requests import (
 )
 from ods_async.core.states import OnlineDataEngineState
 from ods_async.errors import ArgumentError, ClosedError, StateError
+from ods_async.transport.curve import CurveKeys, as_keys
 from ods_async.transport.endpoint import parse_endpoint
 from ods_async.transport.pool import BufferPool
-from ods_async.transport.sockets import ChannelOptions, CurveClient, Hub
+from ods_async.transport.sockets import ChannelOptions, Hub
 from ods_async.wire.asking import checked_timeout
 
 __all__ = ["DEFAULT_TIMEOUT", "ClientCore", "StreamPlan"]
@@ -59,11 +60,12 @@ class ClientCore:
             "frames".
         timeout: seconds for every call that is not given its own.
         connect_timeout: seconds within which a broker must answer at all.
-        keys: CURVE keys, or None.
+        keys: this client's CURVE keys for a tcp endpoint, or the path of their folder or file; not used on ipc.
         name: how the broker calls this client when it speaks to people.
 
     Raises:
         EndpointError: the address cannot be used.
+        ConfigError: keys that cannot be read, with the file and what is wrong with it.
         ArgumentError: another argument is wrong.
     """
 
@@ -75,14 +77,14 @@ class ClientCore:
         data_path: str = "auto",
         timeout: float = DEFAULT_TIMEOUT,
         connect_timeout: float = 5.0,
-        keys: CurveClient | None = None,
+        keys: CurveKeys | str | os.PathLike[str] | None = None,
         name: str | None = None,
     ) -> None:
         self._endpoint = str(parse_endpoint(endpoint))
         self._data_path: DataPath = checked_data_path(data_path)
         self._timeout = checked_timeout(timeout, DEFAULT_TIMEOUT)
         self._connect_timeout = checked_timeout(connect_timeout, 5.0)
-        self._keys = keys
+        self._keys = as_keys(keys, self._endpoint)
         self._given_name = name
         self._owner = owner
         self._closed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import weakref
@@ -22,8 +23,8 @@ from ods_async.client.sync import Client
 from ods_async.core.sample_rules import CONTEXT_MODES
 from ods_async.core.windows import MODES
 from ods_async.errors import ArgumentError, ClosedError, OdsError, RequestTimeoutError
+from ods_async.transport.curve import CurveKeys
 from ods_async.transport.endpoint import parse_endpoint
-from ods_async.transport.sockets import CurveClient
 from ods_async.wire.asking import checked_timeout
 
 __all__ = ["DatasetIterator", "OnlineDataset"]
@@ -64,7 +65,7 @@ class OnlineDataset(IterableDataset[Any]):
         length: items (batches in batch mode) of one epoch, of all workers of this process together; None: no end.
         timeout: seconds to wait for any one draw; None for the client's own, or 60.
         data_path: "auto", "shared_memory" or "frames", as for :class:`~ods_async.Client`; None for the client's own.
-        keys: CURVE keys; None for the client's own, if it has any.
+        keys: CURVE keys, or the path of their folder or file; None for the client's own, if it has any.
 
     Raises:
         ArgumentError: an argument that cannot be, or two that exclude each other.
@@ -91,7 +92,7 @@ class OnlineDataset(IterableDataset[Any]):
         length: int | None = None,
         timeout: float | None = None,
         data_path: str | None = None,
-        keys: CurveClient | None = None,
+        keys: CurveKeys | str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         self._source = _checked_source(source)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -206,6 +207,13 @@ def _optional_text(name: str, value: Any) -> Any:
     return None if value is None else _text(name, value)
 
 
+def _optional_path(name: str, value: Any) -> Any:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if text is not None and (type(text) is not str or not text.strip() or "\0" in text):
+        raise bad(name, value, "must be the path of a file or folder (or None)")
+    return text
+
+
 def _policy(name: str, value: Any) -> Any:
     if value is not None and (type(value) is not str or not re.fullmatch(r"[\w.]+:[\w.]+", value)):
         raise bad(name, value, "must name an object as 'module:attribute' (or be None)")
@@ -270,6 +278,9 @@ RULES: Final[Mapping[str, Rule]] = {
     "endpoint": _optional_endpoint,
     "extra_endpoints": _endpoints,
     "allow_insecure_bind": _flag,
+    "server_keys": _optional_path,
+    "allowed_clients": _optional_path,
+    "client_keys": _optional_path,
     "shared_memory": _one_of("auto", "on", "off"),
     "spare_rows": _integer(1, 2**31 - 1, optional=True),
     "lease_seconds": _number(),
@@ -314,6 +325,8 @@ def check_together(cfg: OnlineDataEngineCfg) -> None:
         raise bad("action_contracts", cfg.action_contracts, rule)
     if cfg.samples_per_insert is not None and cfg.refill_policy != "continuous":
         raise bad("samples_per_insert", cfg.samples_per_insert, "may be given only when refill_policy is 'continuous'")
+    if cfg.allowed_clients is not None and cfg.server_keys is None:
+        raise bad("allowed_clients", cfg.allowed_clients, "may be given only together with server_keys")
     if cfg.heartbeat_timeout < 2 * cfg.heartbeat_interval:
         rule = f"must be at least twice heartbeat_interval={cfg.heartbeat_interval}"
         raise bad("heartbeat_timeout", cfg.heartbeat_timeout, rule)

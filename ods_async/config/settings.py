@@ -51,6 +51,10 @@ class OnlineDataEngineCfg:
         endpoint: where consumers connect (``tcp://host:port`` or ``ipc://path``), or None for a private ipc socket.
         extra_endpoints: further addresses that answer as well.
         allow_insecure_bind: bind beyond this machine although nothing is encrypted or authenticated.
+        server_keys: path of the broker's CURVE key file, or of the folder that ``ods-async keygen`` made: what comes
+            by tcp is encrypted then, and only listed clients are served.
+        allowed_clients: folder of those clients' public keys, or None: ``clients`` beside the key file.
+        client_keys: path of a client's key file or of its folder, for a worker that connects by tcp.
         shared_memory: ``auto``, ``on`` (refuse to start without) or ``off``.
         spare_rows: rows beside the slots for episodes being written, or None: ``max(2 * num_envs, 2)``.
         lease_seconds: how long a consumer may take to copy a planned batch.
@@ -93,6 +97,9 @@ class OnlineDataEngineCfg:
     endpoint: str | None = None
     extra_endpoints: tuple[str, ...] = ()
     allow_insecure_bind: bool = False
+    server_keys: str | None = None
+    allowed_clients: str | None = None
+    client_keys: str | None = None
     shared_memory: Literal["auto", "on", "off"] = "auto"
     spare_rows: int | None = None
     lease_seconds: float = 5.0

@@ -70,6 +70,7 @@ def stats(state: BrokerState) -> Stats:
             "duplicate_rollouts": production.duplicate_rollouts,
             "reissued_tickets": run.tickets.reissued,
             "malformed_messages": run.malformed,
+            "refused_connections": run.refused_connections,
             "open_leases": run.store.open_leases,
             "parked_requests": len(run.parking),
             "sessions": len(state.reception.sessions),

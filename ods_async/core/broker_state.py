@@ -26,6 +26,7 @@ from ods_async.core.stimuli import (
     AskedFor,
     BufferFailed,
     BufferReady,
+    ConnectionRefused,
     Effect,
     EndService,
     FrameGathered,
@@ -85,6 +86,7 @@ class BrokerState:
             FrameGathered: self._frame_gathered,
             AnswerLost: self._answer_lost,
             Malformed: self._malformed,
+            ConnectionRefused: self._connection_refused,
             BufferReady: self._buffer_ready,
             BufferFailed: self._buffer_failed,
             Tick: self._tick,
@@ -199,6 +201,9 @@ class BrokerState:
 
     def _answer_lost(self, lost: AnswerLost) -> None:
         self.sampling.lost(lost.answer, lost.peer.identity)
+
+    def _connection_refused(self, refused: ConnectionRefused) -> None:
+        self.run.refuse_connection(refused.socket, refused.reason, refused.address, refused.key)
 
     def _malformed(self, malformed: Malformed) -> None:
         self.run.reject(malformed.socket, malformed.reason)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 __all__ = [
+    "ClientRefused",
     "EpisodeEvicted",
     "EpisodePublished",
     "Event",
@@ -195,6 +196,22 @@ class MessageRejected(Event):
     total: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRefused(Event):
+    """A connection to ``socket`` was not let in, since its keys are not good (or missing).
+
+    ``address`` and ``key`` (its public key, as it would stand in the allow-list) are empty where they are not known.
+    ``total`` counts such connections (events are limited in rate, the count is not).
+    """
+
+    kind: ClassVar[str] = "client_refused"
+    socket: str
+    address: str
+    key: str
+    reason: str
+    total: int
+
+
 _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
@@ -213,6 +230,7 @@ _KINDS: dict[str, type[Event]] = {
         TicketReissued,
         RolloutRefused,
         MessageRejected,
+        ClientRefused,
     )
 }
 

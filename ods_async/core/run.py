@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ods_async.core.budget import SamplingBudget
-from ods_async.core.events import Event, MessageRejected, StateChanged, WorkerFailure
+from ods_async.core.events import ClientRefused, Event, MessageRejected, StateChanged, WorkerFailure
 from ods_async.core.language import LanguageRegistry
 from ods_async.core.lifecycle import EventLog, LifecycleLog
 from ods_async.core.parking import ParkingLot
@@ -71,8 +71,8 @@ class Run:
             settings.refill_policy, settings.refill_threshold, settings.buffer_size, settings.samples_per_insert
         )
         self.malformed = 0
-        self._rejection_second = -1
-        self._rejections_this_second = 0
+        self.refused_connections = 0
+        self._told: dict[type[Event], tuple[int, int]] = {}
         self._effects: list[Effect] = []
 
     # --- effects ----------------------------------------------------------------------------------------------------
@@ -149,12 +149,28 @@ class Run:
     def reject(self, socket: str, reason: str) -> None:
         """Count bytes that are no message; the events about it are limited in rate, the count is not."""
         self.malformed += 1
-        second = int(self.now.seconds)
-        if second != self._rejection_second:
-            self._rejection_second, self._rejections_this_second = second, 0
-        self._rejections_this_second += 1
-        if self._rejections_this_second <= REJECTION_EVENTS_PER_SECOND:
+        if self._may_tell(MessageRejected):
             self.emit(MessageRejected, socket=socket, reason=reason[:500], total=self.malformed)
+
+    def refuse_connection(self, socket: str, reason: str, address: str, key: str) -> None:
+        """Count a connection whose keys were not good; the events about it are limited in rate, the count is not."""
+        self.refused_connections += 1
+        if self._may_tell(ClientRefused):
+            self.emit(
+                ClientRefused,
+                socket=socket,
+                address=address[:100],
+                key=key[:100],
+                reason=reason[:500],
+                total=self.refused_connections,
+            )
+
+    def _may_tell(self, kind: type[Event]) -> bool:
+        now = int(self.now.seconds)
+        second, told = self._told.get(kind, (now, 0))
+        told = told + 1 if second == now else 1
+        self._told[kind] = now, told
+        return told <= REJECTION_EVENTS_PER_SECOND
 
     # --- words ------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ __all__ = [
     "AskedFor",
     "BufferFailed",
     "BufferReady",
+    "ConnectionRefused",
     "CreateBuffer",
     "Effect",
     "EndService",
@@ -100,6 +101,19 @@ class Malformed:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionRefused:
+    """A connection to ``socket`` was not let in: its ``key`` is not listed, or only one end has keys.
+
+    ``address`` is where it came from, and ``key`` its public key, as far as they are known (else empty).
+    """
+
+    socket: str
+    reason: str
+    address: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BufferReady:
     """The buffer of :class:`CreateBuffer` exists."""
 
@@ -148,6 +162,7 @@ Stimulus = (
     | Reported
     | RolloutArrived
     | Malformed
+    | ConnectionRefused
     | BufferReady
     | BufferFailed
     | RolloutWritten

@@ -52,6 +52,7 @@ class Snapshot:
     reissued_tickets: int = 0
     refused_rollouts: int = 0
     malformed_messages: int = 0
+    refused_connections: int = 0
     lost_events: int = 0
 
     @property
@@ -107,6 +108,8 @@ def _fold_run(now: Snapshot, event: Event) -> Snapshot:
         return replace(now, refused_rollouts=now.refused_rollouts + 1)
     if isinstance(event, ev.MessageRejected):
         return replace(now, malformed_messages=max(now.malformed_messages, event.total))
+    if isinstance(event, ev.ClientRefused):
+        return replace(now, refused_connections=max(now.refused_connections, event.total))
     return now
 
 

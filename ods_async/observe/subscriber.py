@@ -23,6 +23,7 @@ from ods_async.core.reports import ServiceBeat
 from ods_async.core.requests import Connect, Records, Replay, Request, Welcome
 from ods_async.errors import (
     ArgumentError,
+    AuthenticationError,
     BrokerUnreachableError,
     ClosedError,
     PeerError,
@@ -30,11 +31,12 @@ from ods_async.errors import (
     RequestTimeoutError,
 )
 from ods_async.observe.sequence import EventsLost, Sequencer
+from ods_async.transport.curve import CurveKeys, as_keys
 from ods_async.transport.endpoint import parse_endpoint
 from ods_async.transport.lane import AsyncLane, Lane
 from ods_async.transport.pump import AsyncPump
-from ods_async.transport.sockets import Channel, ChannelOptions, CurveClient, Frame, Hub, open_channel
-from ods_async.transport.watch import ConnectionWatch, watch_connection
+from ods_async.transport.sockets import Channel, ChannelOptions, Frame, Hub, open_channel
+from ods_async.transport.watch import ConnectionWatch, handshake_error, watch_connection
 from ods_async.wire.asking import checked_timeout
 from ods_async.wire.codec import BEAT_TOPIC, EVENT_TOPIC, decode_broadcast
 from ods_async.wire.messages import PROTOCOL
@@ -81,7 +83,7 @@ class EventSubscriber:
         endpoint: the broker's address, the same that clients use.
         since: the number of the first event wanted (they begin at 0); None: only what happens from now on.
         follow: go on waiting for new events.
-        keys: CURVE keys, or None.
+        keys: this client's CURVE keys for a tcp endpoint, or the path of their folder or file; not used on ipc.
         connect_timeout: seconds within which the broker must answer at first.
         reconnect_timeout: seconds to look for a broker that went away or fell silent, before giving up.
 
@@ -96,7 +98,7 @@ class EventSubscriber:
         since: int | None = None,
         *,
         follow: bool = True,
-        keys: CurveClient | None = None,
+        keys: CurveKeys | str | os.PathLike[str] | None = None,
         connect_timeout: float = 5.0,
         reconnect_timeout: float = 60.0,
     ) -> None:
@@ -112,7 +114,8 @@ class EventSubscriber:
         self._follow = follow
         self._connect_timeout = checked_timeout(connect_timeout, 5.0)
         self._reconnect_timeout = checked_timeout(reconnect_timeout, 60.0)
-        self._options = ChannelOptions(heartbeat_ms=1000, heartbeat_timeout_ms=4000, curve=keys)
+        self._keys = as_keys(keys, self.endpoint)
+        self._options = ChannelOptions(heartbeat_ms=1000, heartbeat_timeout_ms=4000, curve=self._keys)
         self._hub = Hub()
         self._finalizer = weakref.finalize(self, self._hub.close)
         self._sequencer = Sequencer(since)
@@ -282,7 +285,7 @@ class EventSubscriber:
                 elif self._silent():
                     self._disconnect()
                     self._heard = time.monotonic()
-            except ProtocolError:
+            except (ProtocolError, AuthenticationError):
                 raise
             except (PeerError, RequestTimeoutError):
                 self._disconnect()
@@ -367,6 +370,8 @@ class EventSubscriber:
             raise BrokerUnreachableError(
                 f"the broker at {self.endpoint} went away", endpoint=self.endpoint, timeout=0.0
             )
+        if self._watch.hopeless:
+            raise handshake_error(self.endpoint, self._keys, self._watch)
 
     def _disconnect(self) -> None:
         self._connected = False

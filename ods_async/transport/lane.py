@@ -13,9 +13,11 @@ from typing import Any
 
 from ods_async.core.requests import Cancel, Release, Request
 from ods_async.errors import BrokerUnreachableError, ClosedError, PeerError
+from ods_async.transport.curve import CurveKeys
+from ods_async.transport.probe import PROBE_SECONDS, mechanism_of
 from ods_async.transport.pump import AsyncPump
 from ods_async.transport.sockets import Channel, ChannelOptions, Frame, Hub, Waitable, open_channel, wait_any
-from ods_async.transport.watch import ConnectionWatch, watch_connection
+from ods_async.transport.watch import ConnectionWatch, handshake_error, watch_connection
 from ods_async.wire.asking import Answered, Asker
 
 __all__ = ["AsyncLane", "Lane"]
@@ -27,6 +29,7 @@ class _Line:
     def __init__(self, hub: Hub, endpoint: str, options: ChannelOptions) -> None:
         self.endpoint = endpoint
         self.lost = False
+        self._keys = options.curve if isinstance(options.curve, CurveKeys) else None
         self._asker = Asker()
         self._channel: Channel = open_channel(
             hub, "req", connect=(endpoint,), options=dataclasses.replace(options, watched=True)
@@ -42,18 +45,16 @@ class _Line:
         if self._watch.disconnects:
             self.lost = True
             return self._unreachable(f"the broker at {self.endpoint} went away, or cut this connection off", 0.0)
-        if self._watch.handshakes_failed and not self._watch.connected:
+        if self._watch.hopeless:
             self.lost = True
-            return PeerError(
-                f"{self.endpoint} was reached, but {self._watch.last_failure}; check the keys on both sides",
-                endpoint=self.endpoint,
-                reason=self._watch.last_failure,
-            )
+            return handshake_error(self.endpoint, self._keys, self._watch)
         return None
 
     def _nobody(self, timeout: float) -> BrokerUnreachableError:
+        why = f" ({self._watch.last_failure})" if self._watch.last_failure else ""
         return self._unreachable(
-            f"no broker answers at {self.endpoint} within {timeout:.3g} s; is it running, and is the address right?",
+            f"no broker answers at {self.endpoint} within {timeout:.3g} s{why}; is it running, and is the address "
+            "right?",
             timeout,
         )
 
@@ -118,6 +119,9 @@ class Lane(_Line):
             if left <= 0:
                 raise self._nobody(until - now)
             self._stop_if_woken()
+            if self._watch.doubtful:
+                self._watch.probed(mechanism_of(self.endpoint, min(left, PROBE_SECONDS)))
+                continue
             # Room to send cannot be waited for together with the others, hence the slices.
             self._channel.wait(min(left, 0.05), write=True)
 
@@ -158,6 +162,7 @@ class AsyncLane(_Line):
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[Answered] | None = None
         self._trouble: asyncio.Future[PeerError] = self._loop.create_future()
+        self._probe: asyncio.Future[str | None] | None = None
         self._pump = AsyncPump(self._channel, self._on_message)
         self._watch_fileno = self._watch.fileno
         self._loop.add_reader(self._watch_fileno, self._on_watch)
@@ -244,6 +249,14 @@ class AsyncLane(_Line):
         if error is not None:
             self._trouble.set_result(error)
             self._fail(error)
+        elif self._watch.doubtful and self._probe is None:
+            self._probe = self._loop.run_in_executor(None, mechanism_of, self.endpoint)
+            self._probe.add_done_callback(self._on_probe)
+
+    def _on_probe(self, probe: asyncio.Future[str | None]) -> None:
+        if not probe.cancelled():
+            self._watch.probed(probe.result())
+            self._on_watch()
 
     def _on_overdue(self) -> None:
         self._fail(self._asker.overdue())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import zmq
 
-from ods_async.errors import ArgumentError
+from ods_async.errors import EndpointError
+from ods_async.transport.curve import CurveKeys, CurveServer
 
 __all__ = [
     "NOBLOCK",
@@ -18,8 +19,7 @@ __all__ = [
     "POLLOUT",
     "ChannelKind",
     "ChannelOptions",
-    "CurveClient",
-    "CurveServer",
+    "apply_keys",
     "apply_options",
     "attach_monitor",
     "can_read",
@@ -45,24 +45,6 @@ ChannelKind = Literal["router", "req", "push", "pull", "pub", "sub"]
 
 
 @dataclass(frozen=True, slots=True)
-class CurveServer:
-    """The binding side's keys, Z85 text of 40 characters. ``domain`` names the allow-list that judges clients."""
-
-    public: str
-    secret: str = field(repr=False)
-    domain: str = "ods"
-
-
-@dataclass(frozen=True, slots=True)
-class CurveClient:
-    """The connecting side's own pair and the server's public key, Z85 text of 40 characters."""
-
-    public: str
-    secret: str = field(repr=False)
-    server_public: str
-
-
-@dataclass(frozen=True, slots=True)
 class ChannelOptions:
     """Everything a socket must know before it binds or connects.
 
@@ -74,7 +56,8 @@ class ChannelOptions:
         heartbeat_timeout_ms: how long it may take to answer; None: four times ``heartbeat_ms``.
         handshake_ms: time for a connection to finish its handshake.
         reconnect_ms: pause before the first new try to connect; it doubles up to ``reconnect_max_ms``.
-        curve: keys, or None for no encryption.
+        curve: keys for tcp, or None for no encryption. ipc never uses them.
+        zap_domain: name of a socket with the broker's keys, as the gate hears it.
         topics: what a "sub" channel wants, by prefix; more with :meth:`Channel.subscribe`.
         watched: watch the connection from its first moment on (:func:`~ods_async.transport.watch.watch_connection`).
     """
@@ -87,17 +70,14 @@ class ChannelOptions:
     handshake_ms: int = 5000
     reconnect_ms: int = 50
     reconnect_max_ms: int = 1000
-    curve: CurveServer | CurveClient | None = None
+    curve: CurveServer | CurveKeys | None = None
+    zap_domain: str = "ods"
     topics: tuple[bytes, ...] = ()
     watched: bool = False
 
 
 def apply_options(socket: zmq.Socket[bytes], kind: ChannelKind, options: ChannelOptions, *, ipv6: bool) -> None:
-    """Set them all on a fresh socket of that kind; ``ipv6`` if an address needs it.
-
-    Raises:
-        ArgumentError: keys that are no keys.
-    """
+    """Set all but the keys on a fresh socket of that kind; ``ipv6`` if an address needs it."""
     socket.set(zmq.SNDHWM, options.high_water_mark)
     socket.set(zmq.RCVHWM, options.high_water_mark)
     socket.set(zmq.MAXMSGSIZE, -1 if options.max_message_bytes is None else options.max_message_bytes)
@@ -121,27 +101,32 @@ def apply_options(socket: zmq.Socket[bytes], kind: ChannelKind, options: Channel
         socket.set(zmq.ROUTER_MANDATORY, 1)
     for topic in options.topics:
         socket.set(zmq.SUBSCRIBE, topic)
-    _apply_curve(socket, options.curve)
 
 
-def _apply_curve(socket: zmq.Socket[bytes], curve: CurveServer | CurveClient | None) -> None:
+def apply_keys(socket: zmq.Socket[bytes], options: ChannelOptions) -> None:
+    """Set the keys, if there are any. They count for the addresses bound or dialled afterwards, and only for those.
+
+    Raises:
+        EndpointError: this libzmq was built without CURVE.
+    """
+    curve = options.curve
     if curve is None:
         return
-    try:
-        socket.set(zmq.CURVE_PUBLICKEY, curve.public.encode())
-        socket.set(zmq.CURVE_SECRETKEY, curve.secret.encode())
-        if isinstance(curve, CurveServer):
-            socket.set(zmq.CURVE_SERVER, 1)
-            socket.set(zmq.ZAP_DOMAIN, curve.domain.encode())
-        else:
-            socket.set(zmq.CURVE_SERVERKEY, curve.server_public.encode())
-    except zmq.ZMQError as error:
-        raise ArgumentError(
-            "a CURVE key is 40 characters of Z85 text; make keys with `ods-async keygen DIR`",
-            argument="curve",
-            value="(not shown)",
-            rule="40 characters of Z85 text",
-        ) from error
+    if not zmq.has("curve"):
+        raise EndpointError(
+            "keys were given, but the libzmq of this machine was built without CURVE; install pyzmq from its wheel",
+            argument="keys",
+            value=curve.path,
+            rule="a libzmq with CURVE",
+        )
+    socket.set(zmq.CURVE_PUBLICKEY, curve.public.encode())
+    socket.set(zmq.CURVE_SECRETKEY, curve.secret.encode())
+    if isinstance(curve, CurveServer):
+        socket.set(zmq.CURVE_SERVER, 1)
+        socket.set(zmq.ZAP_DOMAIN, options.zap_domain.encode())
+        socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gate nobody gets in, instead of everybody
+    else:
+        socket.set(zmq.CURVE_SERVERKEY, curve.server_public.encode())
 
 
 def attach_monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:

@@ -25,8 +25,7 @@ from ods_async.transport.options import (
     POLLOUT,
     ChannelKind,
     ChannelOptions,
-    CurveClient,
-    CurveServer,
+    apply_keys,
     apply_options,
     attach_monitor,
     can_read,
@@ -38,14 +37,13 @@ __all__ = [
     "Channel",
     "ChannelKind",
     "ChannelOptions",
-    "CurveClient",
-    "CurveServer",
     "Frame",
     "Hub",
     "Waitable",
     "join_envelope",
     "open_channel",
     "open_channel_count",
+    "open_inside",
     "split_envelope",
     "wait_any",
 ]
@@ -274,7 +272,6 @@ def open_channel(
 
     Raises:
         EndpointError: an endpoint that cannot be used, is taken, or belongs to a live broker.
-        ArgumentError: keys that are no keys.
         ClosedError: the hub is closed.
     """
     options = ChannelOptions() if options is None else options
@@ -286,15 +283,41 @@ def open_channel(
         apply_options(socket, kind, options, ipv6=any(":" in endpoint.host for endpoint in bound + dialled))
         if options.watched:
             channel._attach_monitor()
-        for endpoint in bound:
-            channel.endpoints += (_bind(channel, endpoint),)
-        for endpoint in dialled:
-            socket.connect(str(endpoint))
-            channel.endpoints += (str(endpoint),)
+        channel.endpoints = _attach(channel, bound, dialled)
     except BaseException:
         channel.close(0.0)
         raise
     return channel
+
+
+def open_inside(hub: Hub, kind: ChannelKind, address: str, options: ChannelOptions) -> Channel:
+    """A channel bound to an address inside the hub's own context (``inproc://…``), which nobody else can reach."""
+    channel = Channel(hub, kind, options)
+    hub.add(channel)
+    try:
+        apply_options(channel._socket, kind, options, ipv6=False)
+        channel._socket.bind(address)
+    except BaseException:
+        channel.close(0.0)
+        raise
+    return channel
+
+
+def _attach(channel: Channel, bound: Sequence[Endpoint], dialled: Sequence[Endpoint]) -> tuple[str, ...]:
+    everything = [*((endpoint, True) for endpoint in bound), *((endpoint, False) for endpoint in dialled)]
+    real = [str(endpoint) for endpoint, _ in everything]
+
+    def attach(scheme: str) -> None:
+        for index, (endpoint, binding) in enumerate(everything):
+            if endpoint.scheme == scheme and binding:
+                real[index] = _bind(channel, endpoint)
+            elif endpoint.scheme == scheme:
+                channel._socket.connect(str(endpoint))
+
+    attach("ipc")  # guarded by the rights of its file; keys count for all that is attached once they are set
+    apply_keys(channel._socket, channel._options)
+    attach("tcp")
+    return tuple(real)
 
 
 def _bind(channel: Channel, endpoint: Endpoint) -> str:

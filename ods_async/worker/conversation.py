@@ -18,9 +18,10 @@ from ods_async.core.reports import (
     Verdict,
 )
 from ods_async.core.requests import Connect, FieldDescription, Welcome
-from ods_async.errors import BrokerUnreachableError, OdsError, ProtocolError, RolloutRefusedError
+from ods_async.errors import AuthenticationError, BrokerUnreachableError, OdsError, ProtocolError, RolloutRefusedError
+from ods_async.transport.probe import mechanism_of
 from ods_async.transport.sockets import Channel, ChannelOptions, Frame, Hub, Waitable, open_channel
-from ods_async.transport.watch import watch_connection
+from ods_async.transport.watch import ConnectionWatch, handshake_error, watch_connection
 from ods_async.wire.codec import (
     BEAT_TOPIC,
     STOP_TOPIC,
@@ -41,7 +42,6 @@ __all__ = ["LINGER", "Conversation", "find_broker", "make_hello"]
 LINGER: Final = 2.0
 HELLO_REFUSED: Final = -1  # the ticket id in a verdict that refuses a worker's hello
 _LOST_AFTER_TIMEOUTS: Final = 3.0
-_FAILED_HANDSHAKES: Final = 3
 _BLOCKED_PAUSE: Final = 0.02
 
 
@@ -64,12 +64,13 @@ def find_broker(desk: Desk, hub: Hub, timeout: float) -> Welcome | None:
     """Ask for the other addresses; None when told to stop meanwhile.
 
     Raises:
-        BrokerUnreachableError: nobody answered in time, or the keys are wrong.
+        BrokerUnreachableError: nobody answered in time.
+        AuthenticationError: the keys do not fit.
         OdsError: the broker's refusal.
     """
     endpoint = desk.settings.endpoint
     deadline = time.monotonic() + timeout
-    options = ChannelOptions(curve=desk.settings.curve, watched=True)
+    options = ChannelOptions(curve=desk.settings.keys, watched=True)
     ask = Connect(via=endpoint, role="worker", name=desk.settings.worker_id, protocol=PROTOCOL)
     with open_channel(hub, "req", connect=[endpoint], options=options) as channel:
         watch = watch_connection(channel)
@@ -77,10 +78,15 @@ def find_broker(desk: Desk, hub: Hub, timeout: float) -> Welcome | None:
         while not desk.look_around():
             watch.poll()
             now = time.monotonic()
-            if watch.handshakes_failed >= _FAILED_HANDSHAKES or now >= deadline:
-                why = watch.last_failure or f"nobody answered within {timeout:g} s"
+            if watch.doubtful:
+                watch.probed(mechanism_of(endpoint))
+            if watch.hopeless or (watch.failure is not None and now >= deadline):
+                raise handshake_error(endpoint, desk.settings.keys, watch)
+            if now >= deadline:
                 raise BrokerUnreachableError(
-                    f"no broker can be reached at {endpoint}: {why}", endpoint=endpoint, timeout=timeout
+                    f"no broker can be reached at {endpoint}: nobody answered within {timeout:g} s",
+                    endpoint=endpoint,
+                    timeout=timeout,
                 )
             if now >= ask_again:
                 number = secrets.randbits(32)
@@ -121,6 +127,7 @@ class Conversation:
             open_channel(self._hub, "sub", connect=[welcome.events], options=self._options(topics)) as sub,
             open_channel(self._hub, "push", connect=[welcome.rollouts], options=self._options()) as push,
         ):
+            watch = watch_connection(sub)
             try:
                 while True:
                     desk.look_around()
@@ -128,6 +135,7 @@ class Conversation:
                     if now - self._turn_at > welcome.heartbeat_timeout:
                         self._heard_at = now  # this process was stopped for a while, not the broker
                     self._turn_at = now
+                    self._check_keys(watch)
                     lost = self._listen(sub, now)
                     if lost:
                         return lost
@@ -145,9 +153,18 @@ class Conversation:
         return ChannelOptions(
             high_water_mark=64,
             max_message_bytes=self._welcome.limits.header_bytes,
-            curve=self._desk.settings.curve,
+            curve=self._desk.settings.keys,
             topics=topics,
+            watched=bool(topics),
         )
+
+    def _check_keys(self, watch: ConnectionWatch) -> None:
+        """Taken off the allow-list in the meantime: all else heals, or shows as silence."""
+        watch.poll()
+        if watch.hopeless:
+            error = handshake_error(self._desk.settings.endpoint, self._desk.settings.keys, watch)
+            if isinstance(error, AuthenticationError):
+                raise error
 
     def _listen(self, sub: Channel, now: float) -> str:
         for channel, read in ((self._pull, self._read_ticket), (sub, self._read_news)):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from ods_async.core.reports import Hello, Report, RevokeTickets, Ticket
 from ods_async.core.requests import Welcome
-from ods_async.transport.sockets import CurveClient, Waitable, wait_any
+from ods_async.transport.curve import CurveKeys
+from ods_async.transport.sockets import Waitable, wait_any
 from ods_async.worker.outbox import Outbox
 
 __all__ = ["Desk", "LinkSettings"]
@@ -30,7 +31,7 @@ class LinkSettings:
         endpoint: where the broker answers.
         worker_id: name of the worker, unique within the run.
         restarts: how often it was started before.
-        curve: keys, or None.
+        keys: this worker's CURVE keys, or None.
         alive_fd: a descriptor whose end of file says that the worker's owner is gone, or None.
         connect_timeout: seconds to find the broker in.
         patience: seconds to look for a broker that has gone silent; 0: end at once.
@@ -40,7 +41,7 @@ class LinkSettings:
     endpoint: str
     worker_id: str
     restarts: int = 0
-    curve: CurveClient | None = None
+    keys: CurveKeys | None = None
     alive_fd: int | None = None
     connect_timeout: float = 10.0
     patience: float = 0.0

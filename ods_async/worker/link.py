@@ -60,7 +60,8 @@ class Link:
         """The broker's welcome; None when the work is to end before there was one.
 
         Raises:
-            BrokerUnreachableError: nobody answered in time, or the keys are wrong.
+            BrokerUnreachableError: nobody answered in time.
+            AuthenticationError: the keys do not fit.
             OdsError: the broker refused the worker.
         """
         return self.desk.wait_connected()

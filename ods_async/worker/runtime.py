@@ -23,7 +23,7 @@ from ods_async.config import OnlineDataEngineCfg
 from ods_async.core.reports import Goodbye
 from ods_async.core.requests import Limits
 from ods_async.errors import ForcedShutdownError
-from ods_async.transport.sockets import CurveClient
+from ods_async.transport.curve import CurveKeys, as_keys
 from ods_async.wire.errors import worker_failure
 from ods_async.worker.desk import LinkSettings
 from ods_async.worker.environments import DemoEnvironment
@@ -131,7 +131,7 @@ def run_worker(
     worker_id: str | None = None,
     *,
     restarts: int = 0,
-    curve: CurveClient | None = None,
+    keys: CurveKeys | str | os.PathLike[str] | None = None,
     alive_fd: int | None = None,
     flush_timeout: float = 5.0,
     connect_timeout: float = 10.0,
@@ -149,7 +149,7 @@ def run_worker(
         endpoint: where the broker answers.
         worker_id: unique within the run; None makes one of host and process.
         restarts: how often it was started before.
-        curve: keys, or None.
+        keys: this worker's CURVE keys, or the path of their folder or file; None: ``cfg.client_keys``.
         alive_fd: a descriptor whose end of file means that the owner is gone.
         flush_timeout: seconds to wait for missing verdicts at the end.
         connect_timeout: seconds to find the broker in.
@@ -169,7 +169,8 @@ def run_worker(
     def say(text: str) -> None:
         print(f"worker {worker_id}: {text}", file=sys.stderr, flush=True)
 
-    settings = LinkSettings(endpoint, worker_id, restarts, curve, alive_fd, connect_timeout, patience)
+    own = as_keys(cfg.client_keys if keys is None else keys, endpoint)
+    settings = LinkSettings(endpoint, worker_id, restarts, own, alive_fd, connect_timeout, patience)
     shift = _Shift(cfg, settings, policy=None, flush_timeout=flush_timeout, max_rollouts=max_rollouts, say=say)
     received: list[int] = []
 
@@ -211,7 +212,7 @@ class Worker:
         endpoint: where the broker answers.
         worker_id: unique within the run; None makes one.
         policy: a callable instead of the configured policy.
-        curve: keys, or None.
+        keys: this worker's CURVE keys, or the path of their folder or file; None: ``cfg.client_keys``.
         flush_timeout: seconds to wait for missing verdicts at the end.
         connect_timeout: seconds to find the broker in.
         patience: seconds to look for a broker that fell silent; 0: end at once.
@@ -228,18 +229,17 @@ class Worker:
         *,
         worker_id: str | None = None,
         policy: Policy | None = None,
-        curve: CurveClient | None = None,
+        keys: CurveKeys | str | os.PathLike[str] | None = None,
         flush_timeout: float = 5.0,
         connect_timeout: float = 10.0,
         patience: float = 0.0,
         max_rollouts: int | None = None,
     ) -> None:
         self.worker_id = worker_id or default_worker_id()
+        own = as_keys(cfg.client_keys if keys is None else keys, endpoint)
         self._cfg = cfg
         self._flush_timeout = flush_timeout
-        settings = LinkSettings(
-            endpoint, self.worker_id, curve=curve, connect_timeout=connect_timeout, patience=patience
-        )
+        settings = LinkSettings(endpoint, self.worker_id, keys=own, connect_timeout=connect_timeout, patience=patience)
         self._shift = _Shift(
             cfg,
             settings,

@@ -326,3 +326,13 @@ def test_settings_need_neither_numpy_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_paths_of_keys_are_text_and_an_allow_list_needs_keys(tmp_path: Path) -> None:
+    """C19: a list without keys would guard nothing."""
+    cfg = OnlineDataEngineCfg(server_keys=tmp_path, client_keys="keys")  # type: ignore[arg-type]
+    assert (cfg.server_keys, cfg.client_keys) == (str(tmp_path), "keys")
+    assert OnlineDataEngineCfg.from_dict(cfg.to_dict()) == cfg
+    refused("server_keys", "", "path of a file or folder")
+    refused("client_keys", 7, "path of a file or folder")
+    refused("allowed_clients", "clients", "together with server_keys")

@@ -30,7 +30,7 @@ from ods_async.core.requests import (
 )
 from ods_async.core.schema import FieldSpec
 from ods_async.core.states import OnlineDataEngineState as State
-from ods_async.core.stimuli import AnswerLost, Malformed, Peer
+from ods_async.core.stimuli import AnswerLost, ConnectionRefused, Malformed, Peer
 from ods_async.errors import (
     ArgumentError,
     ClosedError,
@@ -740,3 +740,15 @@ class TestConsumers:
             broker.tell(Malformed("router", "not msgpack"))
         assert broker.get(GetStats()).extra["malformed_messages"] == 100
         assert len(broker.events_of(events.MessageRejected)) <= 5
+
+    def test_connections_with_bad_keys_are_counted_and_told_and_change_nothing_else(self) -> None:
+        """C19, C45: beside garbage, not instead of it; events are limited in rate."""
+        broker = ready()
+        for number in range(100):
+            broker.tell(Malformed("router", "not msgpack"))
+            broker.tell(ConnectionRefused("requests", "not on the allow-list", f"10.0.0.{number}", "k" * 200))
+        extra = broker.get(GetStats()).extra
+        assert (extra["refused_connections"], extra["malformed_messages"]) == (100, 100)
+        told = broker.events_of(events.ClientRefused)
+        assert 1 <= len(told) <= 5
+        assert (told[0].socket, told[0].address, told[0].total, len(told[0].key)) == ("requests", "10.0.0.0", 1, 100)

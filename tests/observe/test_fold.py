@@ -108,6 +108,8 @@ def test_faults_are_counted_and_memory_stays_bounded() -> None:
     snapshot = fold(snapshot, make(ev.RolloutRefused, worker_id="w0", ticket_id=3, reason="shape"))
     snapshot = fold(snapshot, make(ev.MessageRejected, socket="router", reason="noise", total=12))
     assert (snapshot.reissued_tickets, snapshot.refused_rollouts, snapshot.malformed_messages) == (1, 1, 12)
+    refusal = {"socket": "events", "address": "10.0.0.9", "key": "", "reason": "unlisted", "total": 4}
+    assert fold(snapshot, make(ev.ClientRefused, **refusal)).refused_connections == 4
 
 
 def test_lost_events_are_shown_and_another_run_begins_anew() -> None:
