@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ods_async.engine import AsyncOnlineDataEngine, OnlineDataEngine
     from ods_async.errors import (
         ArgumentError,
+        AuthenticationError,
         BrokerUnreachableError,
         ClosedError,
         ConfigError,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         WorkerExitedError,
     )
     from ods_async.observe.subscriber import EventsLost, EventSubscriber
+    from ods_async.transport.curve import CurveKeys
     from ods_async.wire.errors import register_error
     from ods_async.worker.demonstration import DemoEpisodeResult, DemoSegment, execute_demo_episode
     from ods_async.worker.runtime import Worker
@@ -57,12 +59,14 @@ __all__ = [
     "ArgumentError",
     "AsyncClient",
     "AsyncOnlineDataEngine",
+    "AuthenticationError",
     "Broker",
     "BrokerUnreachableError",
     "ChunkSizeSampler",
     "Client",
     "ClosedError",
     "ConfigError",
+    "CurveKeys",
     "DataUnavailableError",
     "DemoEpisodeResult",
     "DemoSegment",
@@ -107,6 +111,7 @@ _HOMES = {
     "Broker": "broker.service",
     "ChunkSizeSampler": "client.chunk_sizes",
     "Client": "client.sync",
+    "CurveKeys": "transport.curve",
     "DemoEpisodeResult": "worker.demonstration",
     "DemoSegment": "worker.demonstration",
     "EventSubscriber": "observe.subscriber",

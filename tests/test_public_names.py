@@ -18,6 +18,7 @@ CLASSES_AND_FUNCTIONS = {
     "Broker",
     "ChunkSizeSampler",
     "Client",
+    "CurveKeys",
     "DemoEpisodeResult",
     "DemoSegment",
     "EventSubscriber",

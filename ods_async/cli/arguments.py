@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     worker.add_argument(
         "--id", dest="worker_id", metavar="NAME", help="name of the worker; default: host and process id"
     )
+    _keys(worker)
 
     sample = verbs.add_parser("sample", help="draw batches; print fields, shapes and rates")
     _ask(sample, 30.0)
@@ -70,19 +71,33 @@ def parser() -> argparse.ArgumentParser:
     events.add_argument("--follow", "-f", action="store_true", help="go on with those to come")
     events.add_argument("--since", type=_seed, help="first number (default: the oldest that is held)")
     events.add_argument("--kind", action="append", metavar="KIND", help="only this kind; may be given more than once")
+
+    keygen = verbs.add_parser("keygen", help="make CURVE keys for a broker and its clients")
+    keygen.add_argument("folder", metavar="DIR", help="where to; what is there already stays as it is")
+    keygen.add_argument(
+        "--client", dest="clients", metavar="NAME", action="append", help="a client; may be repeated (default: client)"
+    )
+    keygen.add_argument("--json", action="store_true", help="for programs: the files, as JSON")
     return top
 
 
 def _config(command: argparse.ArgumentParser) -> None:
     command.add_argument("config", metavar="CONFIG", help="settings file (.yaml, .json, .toml)")
     command.add_argument("--endpoint", type=_endpoint, help="where consumers connect, instead of the file's")
+    command.add_argument("--keys", metavar="PATH", help="the broker's keys (server_keys), instead of the file's")
     command.add_argument("--json", action="store_true", help="one JSON value a line")
 
 
 def _ask(command: argparse.ArgumentParser, timeout: float = 10.0) -> None:
     command.add_argument("endpoint", metavar="ENDPOINT", type=_endpoint, help="tcp://host:port or ipc:///path")
+    _keys(command)
     command.add_argument("--timeout", type=_seconds, default=timeout, help=f"seconds to wait (default {timeout:g})")
     command.add_argument("--json", action="store_true", help="for programs: JSON, one value a line")
+
+
+def _keys(command: argparse.ArgumentParser) -> None:
+    words = "folder of CURVE keys (NAME.key and server.pub), or the NAME.key file in it, for a tcp endpoint"
+    command.add_argument("--keys", metavar="PATH", help=words)
 
 
 def _endpoint(text: str) -> str:

@@ -31,7 +31,13 @@ _LOOK_SECONDS = 0.05
 
 
 def _line(options: argparse.Namespace) -> Line:
-    return Line(options.endpoint, role="observer", name=f"ods-async {options.verb}", connect_timeout=options.timeout)
+    return Line(
+        options.endpoint,
+        role="observer",
+        name=f"ods-async {options.verb}",
+        connect_timeout=options.timeout,
+        keys=options.keys,
+    )
 
 
 def stats(options: argparse.Namespace) -> int:

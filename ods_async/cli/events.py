@@ -25,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
         since=since,
         follow=options.follow,
         connect_timeout=options.timeout,
+        keys=options.keys,
         reconnect_timeout=options.timeout,
     )
     first: int | None = None

@@ -27,6 +27,7 @@ _VERBS: Final = {
     "refill": "ask:refill",
     "stop": "ask:stop",
     "events": "events:run",
+    "keygen": "keygen:run",
 }
 
 

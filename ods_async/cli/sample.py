@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
         data_path=options.data_path,
         timeout=options.timeout,
         connect_timeout=options.timeout,
+        keys=options.keys,
         name="ods-async sample",
     ) as client:
         seconds: list[float] = []

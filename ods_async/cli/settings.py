@@ -30,6 +30,8 @@ def settings_for(options: argparse.Namespace, *, standing: bool = True) -> Onlin
         ) from error
     if getattr(options, "endpoint", None) is not None:
         cfg = cfg.replace(endpoint=options.endpoint)
+    if standing and options.keys is not None:
+        cfg = cfg.replace(server_keys=options.keys)
     if getattr(options, "workers", None) is not None:
         cfg = cfg.replace(num_workers=options.workers)
     if standing and cfg.endpoint is None:

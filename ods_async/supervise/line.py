@@ -5,6 +5,7 @@ Unlike the clients it knows nothing of batches, so that who only asks, watches o
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Self, TypeVar
 
 from ods_async.core.requests import Answer, Connect, Request, Welcome
 from ods_async.errors import BrokerUnreachableError, ProtocolError, RequestTimeoutError, SessionLostError
+from ods_async.transport.curve import CurveKeys, as_keys
 from ods_async.transport.endpoint import parse_endpoint
 from ods_async.transport.lane import Lane
 from ods_async.transport.sockets import ChannelOptions, Hub
@@ -30,15 +32,26 @@ class Line:
         role: "owner", "observer" or "consumer".
         name: how the broker calls this line when it speaks to people.
         connect_timeout: seconds within which a broker must answer the first words.
+        keys: CURVE keys for a tcp endpoint, or the path of their folder or file.
 
     Raises:
         EndpointError: an address that cannot be dialled.
+        ConfigError: keys that cannot be read.
     """
 
-    def __init__(self, endpoint: str, *, role: str, name: str, connect_timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        role: str,
+        name: str,
+        connect_timeout: float = 5.0,
+        keys: CurveKeys | str | os.PathLike[str] | None = None,
+    ) -> None:
         self.endpoint = str(parse_endpoint(endpoint))
         self._hello = Connect(via=self.endpoint, role=role, name=name, protocol=PROTOCOL)
         self._connect_timeout = connect_timeout
+        self._keys = as_keys(keys, self.endpoint)
         self._hub = Hub()
         self._lock = threading.Lock()
         self._lane: Lane | None = None
@@ -96,7 +109,7 @@ class Line:
         if self._lane is not None and self._welcome is not None and self._lane.check() is None:
             return self._lane
         self._drop()
-        options = ChannelOptions(max_message_bytes=LIMITS.header_bytes, heartbeat_ms=1000)
+        options = ChannelOptions(max_message_bytes=LIMITS.header_bytes, heartbeat_ms=1000, curve=self._keys)
         self._lane = lane = Lane(self._hub, self.endpoint, options)
         start = time.monotonic()
         try:

@@ -169,7 +169,7 @@ def run_worker(
     def say(text: str) -> None:
         print(f"worker {worker_id}: {text}", file=sys.stderr, flush=True)
 
-    own = as_keys(cfg.client_keys if keys is None else keys, endpoint)
+    own = _keys_for(cfg, endpoint, keys)
     settings = LinkSettings(endpoint, worker_id, restarts, own, alive_fd, connect_timeout, patience)
     shift = _Shift(cfg, settings, policy=None, flush_timeout=flush_timeout, max_rollouts=max_rollouts, say=say)
     received: list[int] = []
@@ -199,6 +199,14 @@ def run_worker(
 def default_worker_id() -> str:
     """A name that no other worker has: host, process, and a few random letters."""
     return f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def _keys_for(
+    cfg: OnlineDataEngineCfg, endpoint: str, keys: CurveKeys | str | os.PathLike[str] | None
+) -> CurveKeys | None:
+    if keys is None and endpoint.startswith("tcp:"):
+        keys = cfg.client_keys
+    return as_keys(keys, endpoint)
 
 
 class Worker:
@@ -236,7 +244,7 @@ class Worker:
         max_rollouts: int | None = None,
     ) -> None:
         self.worker_id = worker_id or default_worker_id()
-        own = as_keys(cfg.client_keys if keys is None else keys, endpoint)
+        own = _keys_for(cfg, endpoint, keys)
         self._cfg = cfg
         self._flush_timeout = flush_timeout
         settings = LinkSettings(endpoint, self.worker_id, keys=own, connect_timeout=connect_timeout, patience=patience)

@@ -101,14 +101,17 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 def by_client(endpoint: str, keys: CurveKeys | None) -> None:
-    with Client(endpoint, keys=keys) as client:
+    with contextlib.closing(Client(endpoint, keys=keys)) as client:
         client.get_stats(timeout=5.0)
 
 
 def by_async_client(endpoint: str, keys: CurveKeys | None) -> None:
     async def ask() -> None:
-        async with AsyncClient(endpoint, keys=keys) as client:
+        client = AsyncClient(endpoint, keys=keys)
+        try:
             await client.get_stats(timeout=5.0)
+        finally:
+            await client.close()
 
     asyncio.run(ask())
 
@@ -128,7 +131,8 @@ def by_async_subscriber(endpoint: str, keys: CurveKeys | None) -> None:
 
 
 def by_stream(endpoint: str, keys: CurveKeys | None) -> None:
-    with Client(endpoint, keys=keys) as client, contextlib.closing(client.stream(2, 3, timeout=5.0)) as stream:
+    client = Client(endpoint, keys=keys)
+    with contextlib.closing(client), contextlib.closing(client.stream(2, 3, timeout=5.0)) as stream:
         next(iter(stream))
 
 
