@@ -42,7 +42,10 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a rollout. ``outcome``: accepted, duplicate, refused."""
+    """What became of a rollout. ``outcome``: accepted, duplicate, refused.
+
+    Two ticket ids that are none speak of the worker itself: -1 refuses its hello, -2 asks for it again (unknown).
+    """
 
     ticket_id: int
     worker_id: str

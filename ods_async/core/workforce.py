@@ -13,10 +13,15 @@ from ods_async.core.schema import ANNOTATIONS, PROVENANCE, RECORDED, EpisodeSche
 from ods_async.core.stimuli import Announce, CreateBuffer
 from ods_async.errors import OdsError, OnlineDataWorkerError, SchemaMismatchError, WorkerExitedError
 
-__all__ = ["HELLO_REFUSED", "Workforce"]
+__all__ = ["HELLO_REFUSED", "HELLO_WANTED", "Workforce"]
 
 HELLO_REFUSED = -1
 """The ticket id in a verdict that refuses a worker's hello."""
+HELLO_WANTED = -2
+"""The ticket id in a verdict that asks a worker to say hello again: the broker hears it and does not know it."""
+
+MAKING = "make"
+"""The phase in the heartbeats of a worker that is still making its environment."""
 
 
 class Workforce:
@@ -41,6 +46,12 @@ class Workforce:
         elif isinstance(report, Heartbeat):
             if record is not None:
                 record.ticket_id = report.ticket_id
+            unknown = record is None or record.ended or (record.state == "starting" and report.phase != MAKING)
+            if unknown and self._run.alive:
+                # Its hello was lost on the way (a socket that reconnects by itself tells nobody what it dropped), or
+                # the last words of its predecessor came after it. A process that is gone hears nothing.
+                what = "say hello again"
+                self._run.do(Announce(Verdict(HELLO_WANTED, report.worker_id, "unknown", what)))
         elif isinstance(report, WorkerFailed):
             self._failed(report)
         elif isinstance(report, Goodbye):

@@ -233,7 +233,7 @@ class Supervisor:
         again = again and not self._stopping.is_set() and self._failure is None
         try:
             assert self._line is not None
-            report = ReportExit(post.worker_id, child.exit_code, again, self.owner_token)
+            report = ReportExit(post.worker_id, child.exit_code, again, self.owner_token, child.pid)
             self._line.ask(report, Done, _TELL_SECONDS)
         except (OdsError, TimeoutError) as error:
             if not self._stopping.is_set():

@@ -41,6 +41,7 @@ __all__ = ["LINGER", "Conversation", "find_broker", "make_hello"]
 
 LINGER: Final = 2.0
 HELLO_REFUSED: Final = -1  # the ticket id in a verdict that refuses a worker's hello
+HELLO_WANTED: Final = -2  # the ticket id in a verdict that asks for the hello again, because it got lost
 _LOST_AFTER_TIMEOUTS: Final = 3.0
 _BLOCKED_PAUSE: Final = 0.02
 
@@ -210,6 +211,10 @@ class Conversation:
             raise RolloutRefusedError(
                 f"the broker refused this worker: {verdict.reason}", ticket_id=HELLO_REFUSED, reason=verdict.reason
             )
+        if verdict.ticket_id == HELLO_WANTED:
+            if not self._hellos:
+                self._hellos.append(encode_report(self._introduced or make_hello(desk.settings)))
+            return
         if not desk.outbox.judged(verdict.ticket_id):
             return
         if verdict.outcome == "accepted":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ods_async.core import events
-from ods_async.core.reports import AttemptFailed, Hello, RevokeTickets, ShutDown, TicketStarted, WorkerFailed
+from ods_async.core.reports import AttemptFailed, Heartbeat, Hello, RevokeTickets, ShutDown, TicketStarted, WorkerFailed
 from ods_async.core.requests import (
     BufferDescription,
     Cancel,
@@ -383,6 +383,35 @@ class TestWorkers:
         assert broker.state.state is State.STARTING
         broker.get(ReportExit("w0", 1, True, OWNER), b"own")
         assert [event.restarts for event in broker.events_of(events.WorkerRestarted)] == [1]
+        broker.join(pid=2)
+        broker.fill()
+        assert broker.state.state is State.READY
+
+    def test_a_worker_whose_hello_was_lost_is_asked_for_it(self) -> None:
+        """Its heartbeats arrive, and nobody knows it, or that it is ready."""
+        broker = InMemoryBroker(buffer_size=1)
+        broker.beat("w0")
+        broker.report(Hello("w1", 1, "host", 1, (), "env"))
+        broker.report(Heartbeat("w1", "make", None, 0))
+        broker.report(Heartbeat("w1", "idle", None, 0))
+        asked = [(verdict.worker_id, verdict.outcome) for verdict in broker.verdicts()]
+        assert asked == [("w0", "unknown"), ("w1", "unknown")]
+        broker.join("w0")
+        broker.join("w1")
+        for worker_id in ("w0", "w1"):
+            broker.beat(worker_id)
+        assert len(broker.verdicts()) == 2
+        broker.fill()
+        assert broker.state.state is State.READY
+
+    def test_last_words_that_come_after_the_successors_hello_do_not_end_it_for_good(self) -> None:
+        broker = InMemoryBroker(buffer_size=1, worker_failure="tolerate")
+        broker.join(pid=1)
+        broker.join(pid=2)
+        broker.report(_failure("w0"))
+        assert broker.state.run.roster.ready == 0
+        broker.beat("w0")
+        assert [(verdict.worker_id, verdict.outcome) for verdict in broker.verdicts()] == [("w0", "unknown")]
         broker.join(pid=2)
         broker.fill()
         assert broker.state.state is State.READY

@@ -15,6 +15,7 @@ from ods_async.core.stimuli import Instant
 
 __all__ = ["Connection", "Network", "Process", "SimulationError", "Violation", "World"]
 
+_CHANNELS = ("^requests", "^reports", "answers", "broadcast", "tickets")
 _EPOCH_NS = 1_700_000_000_000_000_000
 
 
@@ -168,6 +169,7 @@ class Connection:
     Attributes:
         identity: how the broker knows it; a new connection is a new identity.
         open: whether anything still arrives.
+        dark: channels that swallow everything without a sign.
     """
 
     __slots__ = ("_last", "_lost", "_network", "broker", "dark", "identity", "open", "peer")
@@ -180,7 +182,7 @@ class Connection:
         self.broker = broker
         self.identity = identity
         self.open = True
-        self.dark = False
+        self.dark: set[str] = set()
         self._lost = lost
         self._last: dict[str, int] = {}
 
@@ -235,7 +237,7 @@ class Network:
             return
         world = self.world
         rng = world.rng
-        if not world.calm and (connection.dark or rng.random() < self._lossy.get(channel, 0.0)):
+        if not world.calm and (channel in connection.dark or rng.random() < self._lossy.get(channel, 0.0)):
             if world.tracing:
                 world.note("network", f"loses a message of {channel} from or to {connection.peer.name}")
             return
@@ -251,8 +253,14 @@ class Network:
     def cut(self, connection: Connection, silent_for: float) -> None:
         """Cut a connection; with ``silent_for`` it first swallows everything for that long without a sign."""
         self.world.note("network", f"cuts {connection.peer.name} off, silently for {silent_for:.2f} s")
-        connection.dark = True
+        connection.dark |= set(_CHANNELS)
         self.world.after(silent_for, None, connection.close)
+
+    def darken(self, connection: Connection, channel: str, seconds: float) -> None:
+        """One socket of a peer is cut off and comes back by itself, as zmq's do: nobody is told."""
+        self.world.note("network", f"swallows {channel} of {connection.peer.name} for {seconds:.2f} s")
+        connection.dark.add(channel)
+        self.world.after(seconds, None, connection.dark.discard, channel)
 
     def cut_all_of(self, process: Process) -> None:
         """The process is dead: everyone connected with it loses the connection."""

@@ -129,7 +129,7 @@ class Service:
         worker = rng.choice(list(self.workers.values()))
         consumer = rng.choice(self.consumers)
         everyone = [worker.process, worker.process, consumer.process, self.owner.process, self.drainer.process]
-        kind = rng.choice(("stop", "stop", "stop", "kill", "kill consumer", "cut", "cut", "clock", "broker"))
+        kind = rng.choice(("stop", "stop", "stop", "kill", "kill consumer", "cut", "dark", "clock", "broker"))
         if kind == "stop":
             chosen = rng.choice(everyone)
             self.worker_trouble |= chosen is worker.process
@@ -145,6 +145,10 @@ class Service:
             connection = rng.choice(self.network.connections)
             self.worker_trouble |= connection.peer.name.startswith("w")
             self.network.cut(connection, rng.choice((0.0, 0.3, 0.6)))
+        elif kind == "dark" and worker.link is not None:
+            self.worker_trouble = True
+            channel = rng.choice(("^reports", "^reports", "tickets", "broadcast"))
+            self.network.darken(worker.link, channel, rng.choice((0.2, 1.0, 3.0)))
         elif kind == "clock":
             world.note("clock", "set back an hour")
             world.wall_offset -= 3600 * 10**9

@@ -24,6 +24,7 @@ from ods_async.core.reports import (
 from ods_async.core.requests import Connect, FieldDescription, Welcome
 from ods_async.core.schema import RECORDED, FieldSpec, Path
 from ods_async.core.stimuli import Malformed, RolloutArrived
+from ods_async.core.workforce import HELLO_WANTED
 from ods_async.testing.simulation.broker_peer import SimBroker
 from ods_async.testing.simulation.clockwork import Connection, Process
 from ods_async.testing.simulation.shown import MARK
@@ -59,7 +60,7 @@ class SimWorker:
         self.exit_code: int | None = None
         self.replaced = False
         self._broker: SimBroker | None = None
-        self._link: Connection | None = None
+        self.link: Connection | None = None
         self._greeted: Connection | None = None
         self._run_id = 0
         self._ready = False
@@ -78,26 +79,26 @@ class SimWorker:
 
     def _connect(self) -> None:
         broker = self.service.broker
-        if self._link is not None and self._link.open:
+        if self.link is not None and self.link.open:
             return
         if broker is None or not broker.process.alive:
             self.world.after(0.2, self.process, self._connect)
             return
         self._heard = self.world.seconds
         self._broker = broker
-        link = self._link = self.service.network.connect(self.process, broker.process, self._lost)
+        link = self.link = self.service.network.connect(self.process, broker.process, self._lost)
         self._ask_for_welcome(link)
 
     def _ask_for_welcome(self, link: Connection) -> None:
         broker = self._broker
-        if link is not self._link or not link.open or broker is None or self._greeted is link:
+        if link is not self.link or not link.open or broker is None or self._greeted is link:
             return
         connect = Connect("sim://", "worker", self.worker_id, 1)
         link.up("requests", broker.asked, link, self._on_answer, 1, connect, 1.0)
         self.world.after(1.0, self.process, self._ask_for_welcome, link)
 
     def _on_answer(self, request_id: int, answer: object, payload: object) -> None:
-        link, broker = self._link, self._broker
+        link, broker = self.link, self._broker
         if not isinstance(answer, Welcome) or link is None or broker is None or self._greeted is link:
             return
         self._greeted = link
@@ -119,24 +120,24 @@ class SimWorker:
         )
 
     def _lost(self, link: Connection) -> None:
-        if link is self._link:
-            self._link = None
+        if link is self.link:
+            self.link = None
             self.world.after(0.05, self.process, self._connect)
 
     def _report(self, report: object) -> None:
-        if self._link is not None and self._broker is not None and self._greeted is self._link:
-            self._link.up("reports", self._broker.reported, report)
+        if self.link is not None and self._broker is not None and self._greeted is self.link:
+            self.link.up("reports", self._broker.reported, report)
 
     def _beat(self) -> None:
         current = self._current.ticket_id if self._current is not None else None
-        if self._greeted is self._link:
-            self._report(Heartbeat(self.worker_id, "step", current, 0))
+        if self._greeted is self.link:
+            self._report(Heartbeat(self.worker_id, "idle" if self._ready else "make", current, 0))
         now = self.world.seconds
         for arrived, due in list(self._kept.values()):
             if due <= now:
                 self._hand_in(arrived)
-        if now - self._heard > 3 * self.scenario.settings.heartbeat_timeout and self._link is not None:
-            link, self._link = self._link, None
+        if now - self._heard > 3 * self.scenario.settings.heartbeat_timeout and self.link is not None:
+            link, self.link = self.link, None
             link.close()
             self._connect()
         self.world.after(self.scenario.settings.heartbeat_interval, self.process, self._beat)
@@ -155,7 +156,9 @@ class SimWorker:
 
     def _on_broadcast(self, what: object) -> None:
         self._heard = self.world.seconds
-        if isinstance(what, Verdict):
+        if isinstance(what, Verdict) and what.ticket_id == HELLO_WANTED:
+            self._hello()
+        elif isinstance(what, Verdict):
             if self._kept.pop(what.ticket_id, None) is not None and what.outcome == "accepted":
                 self.service.accepted(self._run_id, what.ticket_id)
         elif isinstance(what, RevokeTickets):
@@ -167,7 +170,7 @@ class SimWorker:
                 self._current = None
                 self.world.after(0.02, self.process, self._leave)
         elif isinstance(what, ServiceBeat) and what.run_id != self._run_id:
-            self._link = None
+            self.link = None
             self._connect()
 
     def _leave(self) -> None:
@@ -176,9 +179,9 @@ class SimWorker:
 
     def _exit(self, code: int) -> None:
         self.process.alive = False
-        if self._link is not None:
+        if self.link is not None:
             # What was sent still arrives: a process that ends in good order flushes its sockets.
-            self.world.after(0.3, None, self._link.close)
+            self.world.after(0.3, None, self.link.close)
         self.service.worker_exited(self, code)
 
     # --- work -------------------------------------------------------------------------------------------------------
@@ -223,14 +226,14 @@ class SimWorker:
         self._exit(1)
 
     def _hand_in(self, arrived: RolloutArrived) -> None:
-        if self._greeted is not self._link or self._link is None or self._broker is None:
+        if self._greeted is not self.link or self.link is None or self._broker is None:
             self._kept[arrived.rollout.ticket_id] = (arrived, 0.0)
             return
         self._kept[arrived.rollout.ticket_id] = (arrived, self.world.seconds + _RESEND_SECONDS)
         sent: RolloutArrived | Malformed = arrived
         if not self.world.calm and self.world.chance(self.scenario.bad_rollout / 2):
             sent = Malformed("rollouts", "simulated", self.worker_id, arrived.rollout.ticket_id)
-        self._link.up("reports", self._broker.rollout, sent)
+        self.link.up("reports", self._broker.rollout, sent)
 
     def _make(self, ticket: Ticket) -> RolloutArrived:
         count = self.scenario.settings.num_envs
