@@ -17,7 +17,7 @@ import numpy as np
 from tensordict import TensorDict
 
 from ods_async.client.core import StreamPlan
-from ods_async.client.drive import drive
+from ods_async.client.errand import Errand
 from ods_async.client.exchange import Exchange, Session
 from ods_async.errors import ClosedError
 from ods_async.transport.lane import Lane
@@ -176,9 +176,25 @@ class Feed:
             self._hand_back(session, lane)
 
     def _draw(self, session: Session, lane: Lane) -> None:
+        """Draw a group; while it is copied, the broker plans the next one, as long as there is room for that."""
+        errand: Errand[list[tuple[int | None, TensorDict]]] | None = self._errand(session, lane)
+        while errand is not None:
+            drawn, errand = errand.finish(lambda: self._errand(session, lane).post() if self._more(session) else None)
+            self._put(session, drawn)
+
+    def _errand(self, session: Session, lane: Lane) -> Errand[list[tuple[int | None, TensorDict]]]:
         wanted = dataclasses.replace(self._plan.wanted, count=self._group, seed=self._seeds.next())
         talk = self._exchange.draw(session, wanted, self._plan.landing)
-        drawn = drive(talk, lane, time.monotonic() + self._plan.timeout)
+        return Errand(talk, lane, time.monotonic() + self._plan.timeout)
+
+    def _more(self, session: Session) -> bool:
+        """Whether another group has room beside the one that is being copied."""
+        with self._changed:
+            session.finished += self._settled
+            self._settled = []
+            return not self._stopped and self._ahead - len(self._ready) >= 2 * self._group
+
+    def _put(self, session: Session, drawn: list[tuple[int | None, TensorDict]]) -> None:
         known = self._exchange.known
         if known is None or known.welcome.settings.get("episode_sample_budget") is None:
             session.finished += [lease for lease, _ in drawn if lease is not None]

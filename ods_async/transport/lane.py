@@ -90,16 +90,34 @@ class Lane(_Line):
             ClosedError: the wake descriptor said to stop.
             Exception: what the broker answered.
         """
+        self.post(request, deadline, limit)
+        return self.collect()
+
+    def post(self, request: Request, deadline: float, limit: float | None = None) -> None:
+        """The first half of :meth:`ask`. Nothing else may be asked or told before :meth:`collect`."""
         now = time.monotonic()
         until = deadline if limit is None else min(deadline, now + limit)
         self._reach(now, until)
         try:
             if not self._channel.send([self._asker.ask(request, now=time.monotonic(), deadline=until)]):
                 raise self.check() or self._nobody(until - now)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def collect(self) -> Answered:
+        """The second half of :meth:`ask`: wait for the answer to what was posted."""
+        try:
             return self._answer()
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
+
+    def give_up(self) -> None:
+        """Call off what was posted: its answer is no longer wanted."""
+        notice = self._asker.give_up()
+        if notice is not None and not self.lost and not self._channel.closed:
+            self._channel.send([notice])
 
     def tell(self, notice: Release | Cancel) -> bool:
         """Send a notice; False if it cannot leave now (then the broker's deadlines do its work)."""
@@ -143,11 +161,6 @@ class Lane(_Line):
     def _stop_if_woken(self, ready: list[Waitable | int] | None = None) -> None:
         if self._wake is not None and self._wake in (wait_any([self._wake], 0.0) if ready is None else ready):
             raise ClosedError("closed while an answer was waited for", what="stream")
-
-    def _give_up(self) -> None:
-        notice = self._asker.give_up()
-        if notice is not None and not self.lost and not self._channel.closed:
-            self._channel.send([notice])
 
 
 class AsyncLane(_Line):
