@@ -33,7 +33,7 @@ from ods_async.errors import (
     StateError,
 )
 from ods_async.testing.in_memory import OWNER, episode_of
-from ods_async.transport.sockets import CurveClient
+from ods_async.transport.curve import CurveKeys
 from tests.client.peer import Service
 
 Make = Callable[..., Any]
@@ -648,7 +648,7 @@ def test_a_key_the_broker_does_not_take_is_told_within_seconds_c18(make: Make) -
     import zmq
 
     (public, secret), (server, _) = zmq.curve_keypair(), zmq.curve_keypair()
-    keys = CurveClient(public.decode(), secret.decode(), server.decode())
+    keys = CurveKeys(public.decode(), secret.decode(), server.decode())
     with Service() as service:
         client = make(service.endpoint, keys=keys)
         begin = time.monotonic()
