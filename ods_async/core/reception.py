@@ -37,7 +37,6 @@ from ods_async.core.stimuli import AskedFor, Peer
 from ods_async.errors import (
     ArgumentError,
     ClosedError,
-    LimitExceededError,
     OdsError,
     OwnerOnlyError,
     RequestTimeoutError,
@@ -248,14 +247,7 @@ class Reception:
     def _park(self, asked: AskedFor, *, forced: bool = False) -> None:
         now = self.run.now.seconds
         parked = Parked(asked.peer, asked.request_id, asked.request, now, now + asked.timeout)
-        if not self.run.parking.park(parked, forced=forced):
-            limit = self.run.settings.limits.parked_per_session
-            raise LimitExceededError(
-                f"this connection has {limit} requests waiting already; await their answers first",
-                what="parked_per_session",
-                size=limit + 1,
-                limit=limit,
-            )
+        self.run.park(parked, forced=forced)
 
     def _need_owner(self, token: bytes, operation: str) -> None:
         if not compare_digest(token, self.run.owner_token):

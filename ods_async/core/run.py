@@ -10,7 +10,7 @@ from ods_async.core.budget import SamplingBudget
 from ods_async.core.events import ClientRefused, Event, MessageRejected, StateChanged, WorkerFailure
 from ods_async.core.language import LanguageRegistry
 from ods_async.core.lifecycle import EventLog, LifecycleLog
-from ods_async.core.parking import ParkingLot
+from ods_async.core.parking import Parked, ParkingLot
 from ods_async.core.refill import RefillRule
 from ods_async.core.reports import RevokeTickets, ShutDown
 from ods_async.core.roster import Roster
@@ -21,7 +21,7 @@ from ods_async.core.stimuli import Announce, AnswerRequest, Effect, Instant, Pee
 from ods_async.core.store import TrajectoryStore
 from ods_async.core.tickets import TicketBook
 from ods_async.core.windows import RunIndex
-from ods_async.errors import OdsError
+from ods_async.errors import LimitExceededError, OdsError
 
 __all__ = ["Run"]
 
@@ -89,6 +89,30 @@ class Run:
     def answer(self, peer: Peer, request_id: int, answer: Any) -> None:
         """Answer a request."""
         self._effects.append(AnswerRequest(peer, request_id, answer))
+
+    def park(self, parked: Parked, *, forced: bool = False) -> None:
+        """Keep a request until it can be answered.
+
+        Raises:
+            LimitExceededError: too many wait already, of this session or of all (unless ``forced``).
+        """
+        limits = self.settings.limits
+        most = limits.sessions * limits.parked_per_session
+        if not forced and len(self.parking) >= most:
+            raise LimitExceededError(
+                f"{most} requests of all connections are waiting already, all that {limits.sessions} sessions may have",
+                what="sessions",
+                size=most + 1,
+                limit=most,
+            )
+        if not self.parking.park(parked, forced=forced):
+            limit = limits.parked_per_session
+            raise LimitExceededError(
+                f"this connection has {limit} requests waiting already; await their answers first",
+                what="parked_per_session",
+                size=limit + 1,
+                limit=limit,
+            )
 
     def refuse(self, peer: Peer, request_id: int, error: OdsError) -> None:
         """Answer a request with an error."""

@@ -9,9 +9,11 @@ from ods_async.core.requests import Limits, Sample
 from ods_async.core.windows import MODES
 from ods_async.errors import ArgumentError, LimitExceededError
 
-__all__ = ["CONTEXT_MODES", "LONGEST_CONTEXT", "check_batch_bytes", "check_request"]
+__all__ = ["CONTEXT_MODES", "LONGEST_CONTEXT", "check_batch_bytes", "check_plan_bytes", "check_request"]
 
 CONTEXT_MODES: Final = ("episode", "segment")
+PLAN_BYTES_CHUNK: Final = 16  # of each window: row, start, stamp
+PLAN_BYTES_CONTEXT: Final = 24  # and the run of its real steps
 LONGEST_CONTEXT: Final = 2**24  # contexts may be longer than a row, but must stay far from the end of int32
 
 
@@ -38,6 +40,23 @@ def check_request(sample: Sample, steps: int, provenance: bool, limits: Limits) 
         _refuse("chunk_size", sample.length, "at least 2 for sampling_mode='boundary', one step on each side")
     if sample.generations:
         _refuse("generations", sample.generations, "empty for chunks: only contexts can be restricted to generations")
+
+
+def check_plan_bytes(sample: Sample, limits: Limits) -> None:
+    """Refuse a request whose plans would not fit into one answer, before anything is drawn.
+
+    Raises:
+        LimitExceededError: with the size and the limit.
+    """
+    size = sample.count * sample.batch_size * (PLAN_BYTES_CONTEXT if sample.history else PLAN_BYTES_CHUNK)
+    if size > limits.header_bytes:
+        raise LimitExceededError(
+            f"the plans of {sample.count} batches of {sample.batch_size} windows have {size} bytes, over the limit of "
+            f"{limits.header_bytes} for one answer (header_bytes); ask for fewer windows at once",
+            what="header_bytes",
+            size=size,
+            limit=limits.header_bytes,
+        )
 
 
 def check_batch_bytes(batch_size: int, length: int, step_nbytes: int, limits: Limits) -> None:

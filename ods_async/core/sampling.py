@@ -10,7 +10,7 @@ from ods_async.core.budget import Receipt
 from ods_async.core.parking import Parked
 from ods_async.core.requests import Batch, Plan, Plans, Release, Sample
 from ods_async.core.run import Run
-from ods_async.core.sample_rules import check_request
+from ods_async.core.sample_rules import check_plan_bytes, check_request
 from ods_async.core.states import OnlineDataEngineState as State
 from ods_async.core.stimuli import GatherFrame, Peer
 from ods_async.core.windows import plan_contexts, plan_windows
@@ -157,19 +157,14 @@ class SamplingDesk:
 
     def _park(self, peer: Peer, request_id: int, sample: Sample, timeout: float) -> None:
         now = self._run.now.seconds
-        if not self._run.parking.park(Parked(peer, request_id, sample, now, now + timeout)):
-            limit = self._run.settings.limits.parked_per_session
-            raise LimitExceededError(
-                f"this connection has {limit} requests waiting already; await their answers first",
-                what="parked_per_session",
-                size=limit + 1,
-                limit=limit,
-            )
+        self._run.park(Parked(peer, request_id, sample, now, now + timeout))
 
     def _answer(self, peer: Peer, request_id: int, sample: Sample) -> None:
         run = self._run
         if sample.frame:
             self._check_frame_size(sample)
+        else:
+            check_plan_bytes(sample, run.settings.limits)
         open_leases = len(run.store.leases_of(peer.identity))
         if open_leases + sample.count > run.settings.limits.leases_per_session:
             limit = run.settings.limits.leases_per_session

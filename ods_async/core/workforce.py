@@ -6,15 +6,16 @@ from ods_async.core import events
 from ods_async.core.episode import recorded_schema
 from ods_async.core.production import ProductionDesk
 from ods_async.core.reports import Goodbye, Heartbeat, Hello, Report, TicketStarted, Verdict, WorkerFailed
-from ods_async.core.requests import ReportExit
+from ods_async.core.requests import Limits, ReportExit
 from ods_async.core.roster import WorkerRecord
 from ods_async.core.run import Run
 from ods_async.core.schema import ANNOTATIONS, PROVENANCE, RECORDED, EpisodeSchema, FieldSpec
 from ods_async.core.stimuli import Announce, CreateBuffer
-from ods_async.errors import OdsError, OnlineDataWorkerError, SchemaMismatchError, WorkerExitedError
+from ods_async.errors import LimitExceededError, OdsError, OnlineDataWorkerError, SchemaMismatchError, WorkerExitedError
 
 __all__ = ["HELLO_REFUSED", "HELLO_WANTED", "Workforce"]
 
+LAST_WORDS_REMEMBERED = 256
 HELLO_REFUSED = -1
 """The ticket id in a verdict that refuses a worker's hello."""
 HELLO_WANTED = -2
@@ -132,6 +133,10 @@ class Workforce:
     def _hello(self, hello: Hello) -> None:
         run = self._run
         old = run.roster.get(hello.worker_id)
+        if old is None and run.roster.present >= run.settings.limits.sessions:
+            limit = run.settings.limits.sessions
+            run.reject("rollouts", f"a hello of one more worker than the {limit} that are allowed (sessions)")
+            return
         record = run.roster.hello(hello, run.now.seconds)
         if old is not None and not old.is_process(hello.host, hello.pid):
             reason = f"{hello.worker_id} is another process now"
@@ -143,7 +148,7 @@ class Workforce:
             run.roster.leave(hello.worker_id)
             record.failures += 1
             record.failed = True
-            self._last_words[hello.worker_id] = refused
+            self._remember_last_words(hello.worker_id, refused)
             run.do(Announce(Verdict(HELLO_REFUSED, hello.worker_id, "refused", str(refused))))
             run.report_worker_failure(hello.worker_id, "make", None, refused)
             if run.settings.worker_failure == "fail":
@@ -172,15 +177,21 @@ class Workforce:
                 found=str(hello.num_envs),
             )
         try:
+            _check_size(hello, run.settings.limits)
             recorded = _schema_of(hello)
             schema = recorded + ANNOTATIONS + (PROVENANCE if run.settings.include_provenance else ())
-        except SchemaMismatchError as error:
+        except (SchemaMismatchError, LimitExceededError) as error:
             return error
         if run.recorded is None:
             run.recorded, run.schema = recorded, schema
             run.do(CreateBuffer(schema, run.settings.rows, run.settings.max_episode_steps))
             return None
         return _difference(hello.worker_id, run.recorded, recorded)
+
+    def _remember_last_words(self, worker_id: str, error: OdsError) -> None:
+        self._last_words[worker_id] = error
+        while len(self._last_words) > LAST_WORDS_REMEMBERED:
+            self._last_words.pop(next(iter(self._last_words)))
 
     def _failed(self, report: WorkerFailed) -> None:
         run = self._run
@@ -199,9 +210,7 @@ class Workforce:
         if record is not None:
             record.failures += 1
             record.failed = True
-        self._last_words[report.worker_id] = error
-        while len(self._last_words) > 256:
-            self._last_words.pop(next(iter(self._last_words)))
+        self._remember_last_words(report.worker_id, error)
         run.roster.leave(report.worker_id)
         run.report_worker_failure(report.worker_id, report.phase, report.step, error)
         reason = f"{report.worker_id} failed: {report.type_name}"
@@ -229,6 +238,21 @@ class Workforce:
         run.roster.leave(goodbye.worker_id)
         run.emit(events.WorkerLeft, worker_id=goodbye.worker_id, reason=goodbye.reason[:500])
         self._production.reissue(run.tickets.abandon(goodbye.worker_id, f"{goodbye.worker_id} left"))
+
+
+def _check_size(hello: Hello, limits: Limits) -> None:
+    deepest = max((len(field.path) for field in hello.fields), default=0)
+    for what, things, size, limit in (
+        ("schema_fields", "fields", len(hello.fields), limits.schema_fields),
+        ("nesting", "levels of fields", deepest, limits.nesting),
+    ):
+        if size > limit:
+            raise LimitExceededError(
+                f"worker {hello.worker_id} records {size} {things}, the broker takes at most {limit} ({what})",
+                what=what,
+                size=size,
+                limit=limit,
+            )
 
 
 def _schema_of(hello: Hello) -> EpisodeSchema:
