@@ -38,11 +38,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.toml"
         config.write_text(CONFIG)
-        broker = start("broker", str(config), "--json", stdout=subprocess.PIPE)
-        assert broker.stdout is not None
-        endpoint = json.loads(broker.stdout.readline())["endpoint"]
-        workers = [start("worker", str(config), "--connect", endpoint) for _ in range(2)]
+        programs = [start("broker", str(config), "--json", stdout=subprocess.PIPE)]
         try:
+            assert programs[0].stdout is not None
+            endpoint = json.loads(programs[0].stdout.readline())["endpoints"][0]
+            programs += [start("worker", str(config), "--connect", endpoint) for _ in range(2)]
             with ods.Client(endpoint, data_path="frames") as trainer:
                 trainer.wait_ready(timeout=60.0)
                 for number, batch in enumerate(trainer.stream(batch_size=64, chunk_size=16, prefetch=2), 1):
@@ -52,9 +52,9 @@ def main() -> None:
                 stats = trainer.get_stats()
             subprocess.run([sys.executable, "-m", "ods_async", "stats", endpoint], check=True)
         finally:
-            for program in (*workers, broker):
+            for program in reversed(programs):
                 program.terminate()
-            for program in (*workers, broker):
+            for program in programs:
                 program.wait(timeout=20)
     print(f"example ok: 200 batches over tcp, {stats['successful_episodes']} episodes")
 
