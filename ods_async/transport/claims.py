@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -24,12 +25,14 @@ class IpcClaim:
 
     Attributes:
         path: where clients find the socket.
-        passage: where to bind it first.
+        passage: where to bind it first: in a folder that is open to this user only, whatever the umask, since between
+            its binding and its chmod a socket has the rights that the umask leaves.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
-        self.passage = str(Path(path).parent / f".{os.urandom(3).hex()}")
+        self._folder = _private_folder(Path(path).parent)
+        self.passage = str(self._folder / "s")
         self._descriptor = descriptor
         self._pid = os.getpid()
         self._published = False
@@ -40,6 +43,7 @@ class IpcClaim:
         os.chmod(self.passage, 0o600)  # noqa: PTH101
         os.replace(self.passage, self.path)  # noqa: PTH105
         self._published = True
+        self._folder.rmdir()
 
     def release(self) -> None:
         """Give the path up and remove its files. Again, or in a forked child: no effect on the owner's."""
@@ -51,6 +55,10 @@ class IpcClaim:
             for path in (self.path, _lock_path(self.path)) if self._published else (_lock_path(self.path),):
                 with contextlib.suppress(OSError):
                     Path(path).unlink()
+            if not self._published:
+                with contextlib.suppress(OSError):
+                    Path(self.passage).unlink(missing_ok=True)
+                    self._folder.rmdir()
         os.close(descriptor)
 
 
@@ -66,6 +74,17 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _private_folder(parent: Path) -> Path:
+    # As short as can be: a path that is just short enough for a socket must stay so.
+    while True:
+        folder = parent / f".{secrets.token_urlsafe(3)}"
+        try:
+            folder.mkdir(0o700)
+        except FileExistsError:
+            continue
+        return folder
 
 
 def _lock_path(path: str) -> str:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from ods_async.errors import EndpointError
+from ods_async.transport.claims import claim_ipc
+from ods_async.transport.endpoint import parse_endpoint
 from ods_async.transport.sockets import Hub, open_channel
 
 LISTENER = """
@@ -104,6 +106,24 @@ def test_the_socket_is_for_its_user_only(ipc_folder: Path) -> None:
     with Hub() as hub, open_channel(hub, "router", bind=[f"ipc://{ipc_folder}/b.sock"]):
         assert stat.S_IMODE((ipc_folder / "b.sock").stat().st_mode) == 0o600
         assert stat.S_IMODE((ipc_folder / "b.sock.lock").stat().st_mode) == 0o600
+
+
+def test_nobody_else_can_reach_it_before_its_rights_are_set(ipc_folder: Path) -> None:
+    """Between its binding and its chmod a socket has the rights that the umask leaves: here, all of them."""
+    before = os.umask(0)
+    try:
+        claim = claim_ipc(parse_endpoint(f"ipc://{ipc_folder}/b.sock"))
+        passage = Path(claim.passage)
+        assert stat.S_IMODE(passage.parent.stat().st_mode) == 0o700
+        assert passage.parent.parent == ipc_folder
+        assert len(claim.passage) <= len(f"{ipc_folder}/.123456")
+        claim.release()
+        assert list(ipc_folder.iterdir()) == []
+        with Hub() as hub, open_channel(hub, "router", bind=[f"ipc://{ipc_folder}/b.sock"]):
+            assert sorted(path.name for path in ipc_folder.iterdir()) == ["b.sock", "b.sock.lock"]
+            assert stat.S_IMODE((ipc_folder / "b.sock").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
 
 
 def test_something_that_is_no_socket_is_left_alone(ipc_folder: Path) -> None:
