@@ -56,6 +56,17 @@ def test_a_step_that_is_missing_is_seen() -> None:
     assert "not consecutive" in window_faults(arrays)
 
 
+def test_once_over_it_goes_along_with_any_action_as_rows_of_a_vector_must() -> None:
+    env = CountingEnv(min_length=2, max_length=2)
+    env.reset(seed=1)
+    with pytest.raises(ValueError, match="planned was"):
+        env.step(np.full(2, 0.3, np.float32))
+    for segment in env.create_demo_segments():
+        for action in segment.actions:  # type: ignore[union-attr]
+            env.step(action)
+    env.step(np.full(2, 0.3, np.float32))
+
+
 @pytest.mark.parametrize(
     ("end", "flags"),
     [("plan", (False, False)), ("terminated", (True, False)), ("truncated", (False, True)), ("both", (True, True))],
