@@ -43,7 +43,7 @@ from ods_async.core.requests import (
     WaitGeneration,
     WaitReady,
 )
-from ods_async.errors import RequestTimeoutError
+from ods_async.errors import BrokerUnreachableError, RequestTimeoutError
 from ods_async.observe.subscriber import EventSubscriber
 from ods_async.transport.lane import AsyncLane, Lane
 from ods_async.transport.sockets import Hub
@@ -266,12 +266,16 @@ class AsyncClient(ClientCore):
                 missing="a free socket",
             ) from None
         try:
-            self._check_open()
-            lane, session = self._take_lane()
-            try:
-                return await drive_async(talk(session), lane, deadline)
-            finally:
-                self._put_back(lane, session)
+            while True:
+                self._check_open()
+                lane, session = self._take_lane()
+                try:
+                    return await drive_async(talk(session), lane, deadline)
+                except BrokerUnreachableError:
+                    if not (session.overslept and lane.lost):
+                        raise
+                finally:
+                    self._put_back(lane, session)
         finally:
             self._turns.release()
 

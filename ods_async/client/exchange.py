@@ -95,9 +95,14 @@ class Memory(Protocol[B_co]):
 
 @dataclass(slots=True)
 class Session:
-    """What one socket of the client remembers: whether it said hello, and the leases it has to hand back."""
+    """What one socket of the client remembers: whether it said hello, and the leases it has to hand back.
+
+    ``overslept`` says that a lease ran out before its batch was copied: whoever was away for so long (stopped, or
+    swapped out) may find that the broker has cut the connection meanwhile, and then asks again over another one.
+    """
 
     greeted: bool = False
+    overslept: bool = False
     finished: list[int] = field(default_factory=list)
     undelivered: list[int] = field(default_factory=list)
 
@@ -332,6 +337,7 @@ class Exchange(Generic[B]):
             undelivered=undelivered,
         )
         answered = yield from self._ask(session, request)
+        session.overslept = False
         answer = answered.answer
         if isinstance(answer, Batch):
             _check_shape(answer, wanted)
@@ -348,6 +354,7 @@ class Exchange(Generic[B]):
                 batch = yield Do(_bound(memory.gather, plan, landing), nbytes)
                 if batch is None:
                     self.redrawn += 1
+                    session.overslept = True
                     open_leases.remove(plan.lease_id)
                     session.undelivered.append(plan.lease_id)
                 else:

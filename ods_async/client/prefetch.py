@@ -134,10 +134,13 @@ class Feed:
                     while not lane.lost:
                         if not self._room(session, lane):
                             return
+                        if session.greeted and lane.check() is not None:
+                            break  # cut off while nobody wanted anything: a new one tells whether the broker is there
                         try:
                             self._draw(session, lane)
                         except Exception as error:
-                            self._tell_error(error)
+                            if not (session.overslept and lane.lost):
+                                self._tell_error(error)
                 finally:
                     with self._changed:
                         if self._stopped:

@@ -41,6 +41,7 @@ from ods_async.core.requests import (
     WaitGeneration,
     WaitReady,
 )
+from ods_async.errors import BrokerUnreachableError
 from ods_async.observe.subscriber import EventSubscriber
 from ods_async.transport.lane import Lane
 from ods_async.transport.sockets import Hub
@@ -289,11 +290,15 @@ class Client(ClientCore):
     def _drive(self, talk: Callable[[Session], Talk[A]], timeout: float | None) -> A:
         self._check_open()
         deadline = time.monotonic() + checked_timeout(timeout, self._timeout)
-        lane, session = self._take_lane()
-        try:
-            return drive(talk(session), lane, deadline)
-        finally:
-            self._put_back(lane, session)
+        while True:
+            lane, session = self._take_lane()
+            try:
+                return drive(talk(session), lane, deadline)
+            except BrokerUnreachableError:
+                if not (session.overslept and lane.lost):
+                    raise
+            finally:
+                self._put_back(lane, session)
 
     def _take_lane(self) -> tuple[Lane, Session]:
         with self._lock:
