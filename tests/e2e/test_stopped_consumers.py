@@ -102,7 +102,9 @@ def test_consumers_stopped_until_their_connections_were_cut_draw_again_over_new_
             assert found["torn"] not in ([], [[]])
             assert found["redrawn"] >= 1
             assert found["faults"] == []
-        assert watcher.get_stats()["extra"]["sessions"] >= sessions + 6, "no connection was cut: this test proves nothing"
+        assert watcher.get_stats()["extra"]["sessions"] >= sessions + 6, (
+            "no connection was cut: this test proves nothing"
+        )
 
 
 def test_a_consumer_of_frames_stopped_for_longer_than_any_lease_goes_on(
