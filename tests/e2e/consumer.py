@@ -83,7 +83,7 @@ class Book:
         name = f"{mode} {'contexts' if history else 'chunks'}"
         self.windows[name] = self.windows.get(name, 0) + len(batch)
         self.faults += faults(batch, self.facts, mode=mode, history=history, since=since)
-        if ("ods_episode_id") not in batch.keys():
+        if "ods_episode_id" not in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
             return
         for episode, fingerprint in identities(batch, history):
             if self.print_of.setdefault(episode, fingerprint) != fingerprint:

@@ -1,4 +1,4 @@
-"""What must hold of every batch drawn from counting environments, all windows at once: nothing torn, stale or crossed."""
+"""What must hold of every batch from counting environments, all windows at once: nothing torn, stale or crossed."""
 
 from __future__ import annotations
 
