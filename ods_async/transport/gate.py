@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,8 @@ class Gate:
         self._on_refusal = on_refusal
         self._channel = open_inside(hub, "router", _ADDRESS, ChannelOptions(high_water_mark=_HELD))
         self._pump: AsyncPump | None = None
+        self._logged_at = -1.0
+        self._unlogged = 0
         self._list.keys()  # an empty list is worth a warning at the start
 
     def open(self) -> None:
@@ -139,14 +142,19 @@ class Gate:
         user = zmq.utils.z85.encode(credentials[0]) if refusal is None else b""
         self._pump.send([peer, b"", version, number, status, reason, user, b""])
         if refusal is not None:
-            _log.warning(
-                "refused a connection from %s to %s: %s %s",
-                refusal.address,
-                refusal.socket,
-                refusal.reason,
-                refusal.key,
-            )
+            self._log(refusal)
             self._on_refusal(refusal)
+
+    def _log(self, refusal: Refusal) -> None:
+        """At most one line a second: a stranger must not fill the log."""
+        now = time.monotonic()
+        if now - self._logged_at < 1.0:
+            self._unlogged += 1
+            return
+        more = f" (and {self._unlogged} more before)" if self._unlogged else ""
+        self._logged_at, self._unlogged = now, 0
+        words = f"from {refusal.address} to {refusal.socket}: {refusal.reason} {refusal.key}"
+        _log.warning("refused a connection %s%s", words, more)
 
     def _judge(self, domain: bytes, address: bytes, mechanism: bytes, credentials: list[bytes]) -> Refusal | None:
         socket, place = domain.decode(errors="replace"), _address(address)

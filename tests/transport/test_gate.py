@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -172,6 +173,20 @@ def test_a_list_is_read_again_only_where_it_changed(
     assert caplog.text.count("bad.pub") == 1
     (folder / "clients" / "alice.pub").unlink()
     assert len(listed.keys()) == 1
+
+
+async def test_a_stranger_who_tries_again_and_again_does_not_fill_the_log(
+    hubs: tuple[Hub, Hub], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused: list[Refusal] = []
+    began = time.monotonic()
+    async with gate(hubs[0], folder / "clients", refused):
+        endpoint = served(hubs[0], CurveServer.load(folder)).endpoints[0]
+        stranger = CurveKeys.generate(read_public_key(folder / "server.pub"))
+        for _ in range(5):
+            await outcome(hubs[1], endpoint, stranger)
+    assert len(refused) >= 5
+    assert 1 <= caplog.text.count("refused a connection") <= 1 + (time.monotonic() - began)
 
 
 def test_zmq_is_asked_for_encryption_that_it_has() -> None:
