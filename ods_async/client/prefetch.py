@@ -17,6 +17,7 @@ import numpy as np
 from tensordict import TensorDict
 
 from ods_async.client.core import StreamPlan
+from ods_async.client.drive import LARGE_BYTES, drive
 from ods_async.client.errand import Errand
 from ods_async.client.exchange import Exchange, Session
 from ods_async.errors import ClosedError
@@ -65,7 +66,7 @@ class Feed:
         self._make_lane = make_lane
         self._plan = plan
         self._ahead = ahead
-        self._group = max(1, ahead // 2)
+        self._group = 1
         self._notify = notify
         self._seeds = Seeds(plan.seed)
         self._changed = threading.Condition()
@@ -180,10 +181,16 @@ class Feed:
 
     def _draw(self, session: Session, lane: Lane) -> None:
         """Draw a group; while it is copied, the broker plans the next one, as long as there is room for that."""
+        _, memory = drive(self._exchange.ready(session), lane, time.monotonic() + self._plan.timeout)
+        wanted = self._plan.wanted
+        large = memory.nbytes(wanted.batch_size, wanted.length, wanted.history) > LARGE_BYTES
+        # Groups save round trips. A large batch is worth many of those, and should be there as soon as it can be.
+        self._group = 1 if large or not memory.shared else max(1, self._ahead // 2)
         errand: Errand[list[tuple[int | None, TensorDict]]] | None = self._errand(session, lane)
         while errand is not None:
             drawn, errand = errand.finish(lambda: self._errand(session, lane).post() if self._more(session) else None)
             self._put(session, drawn)
+            del drawn  # or the memory of what was taken meanwhile would not come back while the next group is copied
 
     def _errand(self, session: Session, lane: Lane) -> Errand[list[tuple[int | None, TensorDict]]]:
         wanted = dataclasses.replace(self._plan.wanted, count=self._group, seed=self._seeds.next())
