@@ -13,7 +13,6 @@ from benchmarks.peers.common import BATCH, CHUNK, SIZES, episode, rounds, run
 
 
 def measure(workload: str, seconds: float, repeats: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
     episodes, steps = SIZES[workload]
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(episodes * steps),

@@ -31,7 +31,7 @@ def measure(workload: str, seconds: float, repeats: int) -> dict[str, Any]:
         return tq.kv_batch_get(keys=chosen, partition_id=workload)
 
     first = take()
-    assert first["qpos"].shape == (BATCH, CHUNK, 14), first["qpos"].shape
+    assert len(first["qpos"]) == BATCH  # a jagged tensor, and left so
     return rounds(take, seconds, repeats)
 
 
