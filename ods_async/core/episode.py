@@ -71,8 +71,8 @@ class Episode:
             array = self.arrays.get(spec.path)
             if array is None:
                 raise _mismatch(spec.path, spec.text, "nothing")
-            found = f"{array.dtype} {list(array.shape[1:])}"
             if array.dtype != np.dtype(spec.dtype) or array.shape[1:] != spec.shape:
+                found = f"{array.dtype} {list(array.shape[1:])}"
                 raise _mismatch(spec.path, f"{spec.dtype} {list(spec.shape)} per step", found)
             if array.shape[0] != self.length:
                 raise _mismatch(spec.path, f"{self.length} steps", f"{array.shape[0]} steps")
