@@ -10,7 +10,7 @@ service is held against books that are kept a second time (:data:`INVARIANTS`)::
 from __future__ import annotations
 
 from ods_async.testing.simulation.clockwork import SimulationError, Violation
-from ods_async.testing.simulation.ledger import INVARIANTS
+from ods_async.testing.simulation.lease_ledger import INVARIANTS
 from ods_async.testing.simulation.service import Outcome, Service, simulate
 
 __all__ = ["INVARIANTS", "Outcome", "Service", "SimulationError", "Violation", "simulate"]

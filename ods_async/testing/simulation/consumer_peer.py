@@ -1,13 +1,10 @@
-"""Simulated trainers, the owner, and a subscriber: each speaks as the real one does, and checks what it is given."""
+"""A simulated trainer: draws and streams as the real client does, and has every window checked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ods_async.client.exchange import Exchange, Session, Talk
-from ods_async.core.events import Event
-from ods_async.core.reports import ServiceBeat
 from ods_async.core.requests import (
     BudgetSnapshot,
     CheckHealth,
@@ -18,28 +15,22 @@ from ods_async.core.requests import (
     GetFlow,
     GetStats,
     GetStatus,
-    Records,
     Refill,
-    Replay,
-    ReportExit,
     Request,
     Sample,
     ServiceStatus,
     Stats,
-    Stop,
     WaitGeneration,
     WaitReady,
 )
 from ods_async.errors import ArgumentError, OdsError
-from ods_async.observe.sequence import EventsLost, Sequencer
-from ods_async.testing.simulation.broker_peer import OWNER, SimBroker
-from ods_async.testing.simulation.clockwork import Process
-from ods_async.testing.simulation.lane import Cancelled, Driver, SimMemory, Views
+from ods_async.testing.simulation.asker import Asker
+from ods_async.testing.simulation.lane import Cancelled, Views
 
 if TYPE_CHECKING:
     from ods_async.testing.simulation.service import Service
 
-__all__ = ["SimConsumer", "SimDrainer", "SimOwner", "SimSubscriber"]
+__all__ = ["SimConsumer"]
 
 _LOOKS: tuple[tuple[Request, type[Any]], ...] = (
     (GetStats(), Stats),
@@ -51,54 +42,7 @@ _LOOKS: tuple[tuple[Request, type[Any]], ...] = (
 )
 
 
-class _Asker:
-    """What all of them share: a process, a driver, an exchange."""
-
-    def __init__(self, service: Service, name: str, *, shared: bool, owner: bytes | None = None) -> None:
-        self.service = service
-        self.world = service.world
-        self.name = name
-        self.process = Process(name)
-        self.driver = Driver(service, self.process)
-        self.exchange: Exchange[Views] = Exchange(
-            endpoint="sim://",
-            role="consumer" if owner is None else "owner",
-            name=name,
-            owner=owner,
-            connect_timeout=1.0,
-            make_memory=lambda welcome, description: self._memory(welcome, description, shared),
-        )
-
-    def _memory(self, welcome: Any, description: Any, shared: bool) -> SimMemory:
-        return self.driver.make_memory(welcome, description, shared=shared)
-
-    def ask(
-        self,
-        request: Request,
-        expected: type[Any],
-        timeout: float,
-        done: Callable[[Any, BaseException | None], None],
-    ) -> None:
-        """Ask one question."""
-        self.start(lambda session: self.exchange.plain(session, request, expected), timeout, done)
-
-    def start(
-        self, talk: Callable[[Session], Talk[Any]], timeout: float, done: Callable[[Any, BaseException | None], None]
-    ) -> None:
-        """Begin a conversation."""
-        self.driver.start(talk, timeout, done)
-
-    def maybe_cancel(self, probability: float) -> None:
-        """While faults last, now and then give up soon what has just begun."""
-        if not self.world.calm and self.world.chance(probability):
-            self.world.after(self.world.rng.uniform(0.0, 0.2), self.process, self._cancel)
-
-    def _cancel(self) -> None:
-        if not self.world.calm:
-            self.driver.cancel()
-
-
-class SimConsumer(_Asker):
+class SimConsumer(Asker):
     """A trainer: draws, streams, waits, looks, gives up, asks for nonsense.
 
     Args:
@@ -246,139 +190,3 @@ class SimConsumer(_Asker):
             self.world.after(self.world.rng.expovariate(1 / 0.1), self.process, self._use, wanted)
         else:
             self._later()
-
-
-class SimOwner(_Asker):
-    """The owner: refills, reports exits, stops. One thing after another.
-
-    Args:
-        service: the simulated service.
-    """
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service, "owner", shared=False, owner=OWNER)
-        self.exits: list[ReportExit] = []
-        self.asked_to: list[tuple[Request, type[Any], float, Callable[[Any, BaseException | None], None]]] = []
-        self.world.after(0.1, self.process, self._go_on)
-
-    def _go_on(self) -> None:
-        self.world.after(self.world.rng.uniform(0.05, 0.4), self.process, self._go_on)
-        if self.driver.busy:
-            return
-        rng = self.world.rng
-        if self.exits:
-            self.ask(self.exits[0], Done, 2.0, self._reported)
-        elif self.asked_to:
-            request, expected, timeout, done = self.asked_to.pop(0)
-            self.ask(request, expected, timeout, done)
-        elif not self.world.calm and rng.random() < 0.3:
-            self.ask(Refill(OWNER), GenerationPromise, 2.0, lambda _answer, _error: None)
-        self.maybe_cancel(0.1)
-
-    def _reported(self, answer: object, _: BaseException | None) -> None:
-        if answer is not None and self.exits:
-            self.exits.pop(0)
-
-    def stop(self, done: Callable[[Any, BaseException | None], None]) -> None:
-        """End the run."""
-        self.asked_to.append((Stop(OWNER, 3.0), Done, 6.0, done))
-
-
-class SimDrainer(_Asker):
-    """The owner's other thread, which takes the lifecycle records.
-
-    Args:
-        service: the simulated service.
-    """
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service, "drainer", shared=False, owner=OWNER)
-        self.received: dict[int, int] = {}  # run id -> records received
-        self.empty = False
-        if service.scenario.settings.lifecycle_event_capacity:
-            self.world.after(0.1, self.process, self._go_on)
-
-    def _go_on(self) -> None:
-        rng = self.world.rng
-        self.world.after(rng.uniform(0.1, 0.9), self.process, self._go_on)
-        if self.driver.busy:
-            return
-        limit = 4096 if self.world.calm else rng.choice((1, 3, 4096))
-        self.start(lambda session: self.exchange.drain(session, limit), 2.0, self._drained)
-        self.maybe_cancel(0.2)
-
-    def _drained(self, records: list[dict[str, Any]] | None, _: BaseException | None) -> None:
-        self.empty = records == []
-        for record in records or ():
-            run = next(run for run in self.service.runs if run.run_id == record["run_id"])
-            done = self.received.get(run.run_id, 0)
-            self.received[run.run_id] = run.ledger.records_received([int(record["sequence"])], done)
-
-
-class SimSubscriber(_Asker):
-    """A subscriber: puts events in order, replays what it missed, and is told what is lost.
-
-    Args:
-        service: the simulated service.
-        name: its name.
-    """
-
-    def __init__(self, service: Service, name: str) -> None:
-        super().__init__(service, name, shared=False)
-        self.sequencer = Sequencer(0)
-        self.seen: dict[int, int] = {}  # run id -> the number that comes next
-        self._listening: SimBroker | None = None
-        self._beat_at = 0.0
-        self.world.after(0.05, self.process, self._go_on)
-
-    def _go_on(self) -> None:
-        self.world.after(0.2, self.process, self._go_on)
-        broker = self.service.broker
-        if self.driver.busy or broker is None or not broker.process.alive:
-            return
-        silent = self.world.seconds - self._beat_at > 3 * self.service.scenario.settings.heartbeat_timeout
-        link = self.driver.link
-        if self._listening is None or self.sequencer.restarted or link is None or not link.open or silent:
-            self._beat_at = self.world.seconds
-            self.ask(GetStats(), Stats, 1.0, self._acquainted)
-        elif self.sequencer.wanted is not None:
-            self.ask(Replay(self.sequencer.wanted, 5), Records, 1.0, self._replayed)
-
-    def has_seen(self, run_id: int, count: int) -> bool:
-        """Whether it was given, or told the loss of, the first ``count`` events of the run."""
-        return self.seen.get(run_id, 0) >= count
-
-    def _acquainted(self, stats: Any, _: BaseException | None) -> None:
-        link, broker = self.driver.link, self.driver.broker
-        if stats is None or link is None or broker is None or not link.open:
-            self._listening = None
-            return
-        self._listening = broker
-        broker.listen(link, self._on_broadcast, None)
-        self.sequencer.begin(stats.run_id, int(stats.extra["events"]))
-        self._take()
-
-    def _on_broadcast(self, what: object) -> None:
-        if isinstance(what, Event):
-            self.sequencer.take_event(what)
-        elif isinstance(what, ServiceBeat):
-            self._beat_at = self.world.seconds
-            self.sequencer.take_beat(what)
-        self._take()
-
-    def _replayed(self, records: Any, _: BaseException | None) -> None:
-        if records is not None and self.sequencer.run_id is not None:
-            self.sequencer.take_records(records)
-            self._take()
-
-    def _take(self) -> None:
-        ready = self.sequencer.ready
-        while ready:
-            event = ready.popleft()
-            run_id = event.run_id
-            due = self.seen.get(run_id, 0)
-            found = event.first if isinstance(event, EventsLost) else event.sequence
-            if found != due:
-                self.service.fail("sequence", f"{self.name} was given {event} where {due} of run {run_id} was due")
-            count = (event.count or 0) if isinstance(event, EventsLost) else 1
-            self.seen[run_id] = due + count

@@ -16,7 +16,7 @@ from ods_async.core.broker_state import BrokerState
 from ods_async.core.episode import Episode, Rollout
 from ods_async.core.events import EpisodeEvicted, EpisodePublished, Event, GenerationCompleted, GenerationRequested
 from ods_async.core.reports import Verdict
-from ods_async.core.requests import Cancel, Plan, Plans, Release, Sample
+from ods_async.core.requests import Cancel, Plans, Release, Sample
 from ods_async.core.schema import Path
 from ods_async.core.stimuli import (
     Announce,
@@ -34,28 +34,14 @@ from ods_async.core.stimuli import (
     WriteRollout,
 )
 from ods_async.errors import SessionLostError
-from ods_async.testing.simulation.clockwork import Violation, World
+from ods_async.testing.simulation.clockwork import World
+from ods_async.testing.simulation.lease_ledger import INVARIANTS, LeaseLedger, Unheard
 from ods_async.testing.simulation.shown import MARK, Shown
 
 if TYPE_CHECKING:
     from ods_async.testing.simulation.scenario import Scenario
 
 __all__ = ["INVARIANTS", "RunLedger", "Works"]
-
-INVARIANTS = {
-    "lease": "a leased row does not change",
-    "once": "a rollout is published at most once, and a unit of a generation is filled at most once",
-    "kept": "an accepted rollout is in the buffer, whole, in the oldest slot, and the buffer never shrinks",
-    "window": "a window shows consecutive steps of one published episode, and padding only beyond its run",
-    "answer": "every request gets exactly one answer, by its deadline",
-    "budget": "budgets close: assigned = delivered + remaining for each episode and over the run, none below zero",
-    "delivered": "no consumer's batches together hold an episode more often than its budget",
-    "sequence": "events are numbered without a gap, and a subscriber sees each one or is told that it is lost",
-    "memory": "books stay within their bounds: tickets, rollouts held, parked requests, leases, sessions",
-    "rest": "once faults stop, generations complete, queues empty, and every asker has its answer",
-    "log": "the owner gets every lifecycle record, once, in order",
-    "fate": "the run fails only when it was told to fail on a worker's failure",
-}
 
 
 @dataclass(slots=True)
@@ -69,28 +55,12 @@ class Works:
         self.episodes[fingerprint] = episode
 
 
-@dataclass(frozen=True, slots=True)
-class _Unheard:
-    leases: tuple[int, ...]
-    windows: Counter[int]
-    until: float
-
-
-@dataclass(slots=True)
-class _Held:
-    identity: bytes
-    rows: frozenset[int]
-    deadline: float
-    windows: Counter[int]  # by episode id
-    heard: bool | None = None  # of a frame being gathered: whether its asker went on, or gave up (False)
-
-
 def fingerprint_of(episode: Episode) -> int:
     """What every step of the episode carries."""
     return int(episode.arrays[MARK][0, 0])
 
 
-class RunLedger:
+class RunLedger(LeaseLedger):
     """The books on one run of the broker.
 
     Args:
@@ -101,15 +71,11 @@ class RunLedger:
     """
 
     def __init__(self, world: World, scenario: Scenario, state: BrokerState, works: Works) -> None:
-        self.world = world
-        self.settings = scenario.settings
-        self.state = state
+        super().__init__(world, scenario.settings, state)
         self.works = works
         self.open: dict[bytes, AskedFor] = {}
         self._gathering: set[bytes] = set()
         self.answers = 0
-        self.leases: dict[int, _Held] = {}
-        self.episode_in_row: dict[int, int] = {}
         self.fingerprints: dict[int, int] = {}  # episode id -> fingerprint
         self.published: dict[int, int] = {}  # fingerprint -> episode id
         self.generation_of: dict[int, int] = {}  # episode id -> generation
@@ -122,19 +88,11 @@ class RunLedger:
         self.accepted: set[int] = set()
         self.jobs: OrderedDict[int, WriteRollout] = OrderedDict()
         self._publishing: deque[tuple[int, Episode]] = deque()
-        self.remaining: dict[int, int] = {}
-        self.charged = 0
         self.received: Counter[int] = Counter()
-        self._budget_touched = True
-        self._unheard: dict[bytes, _Unheard] = {}
         self._was_alive = True
         self._rollouts = self.settings.rollouts_per_generation
         self._most_leases = 0
         self._most_parked = 0
-
-    def fail(self, invariant: str, text: str) -> None:
-        """Raise a :class:`Violation`."""
-        raise Violation(invariant, text)
 
     # --- before and after the state handles something ---------------------------------------------------------------
 
@@ -168,7 +126,7 @@ class RunLedger:
             given_up = held is not None and held.heard is False
             self._end(stimulus.lease_id, refund=given_up or bool(stimulus.error))
             if held is not None and held.heard is None and not stimulus.error:
-                self._unheard[held.identity] = _Unheard((), held.windows, now + self.settings.lease_seconds)
+                self._unheard[held.identity] = Unheard((), held.windows, now + self.settings.lease_seconds)
         elif isinstance(stimulus, AnswerLost):
             if isinstance(stimulus.answer, Plans):
                 for plan in stimulus.answer.plans:
@@ -207,7 +165,7 @@ class RunLedger:
                 for plan in effect.answer.plans:
                     self._lease(plan, effect.peer.identity, deadline)
                 leases = tuple(plan.lease_id for plan in effect.answer.plans)
-                self._unheard[effect.peer.identity] = _Unheard(leases, Counter(), deadline)
+                self._unheard[effect.peer.identity] = Unheard(leases, Counter(), deadline)
         elif isinstance(effect, RefuseRequest):
             self._answered(effect.peer.envelope[0], effect)
         elif isinstance(effect, GatherFrame):
@@ -230,75 +188,6 @@ class RunLedger:
         """A gathered frame, or the error in its place, is sent."""
         self._gathering.discard(token)
         self._answered(token, "a frame")
-
-    # --- leases and budgets -----------------------------------------------------------------------------------------
-
-    def _lease(self, plan: Plan, identity: bytes, deadline: float) -> None:
-        rows = np.frombuffer(plan.rows, "<i4").tolist()
-        windows: Counter[int] = Counter()
-        for row, count in Counter(rows).items():
-            episode_id = self.episode_in_row.get(row)
-            if episode_id is None:
-                self.fail("lease", f"row {row} holds no episode and was planned on")
-                return
-            windows[episode_id] = count
-        if plan.lease_id in self.leases:
-            self.fail("lease", f"lease {plan.lease_id} was given out twice")
-        self.leases[plan.lease_id] = _Held(identity, frozenset(rows), deadline, windows)
-        for episode_id, count in windows.items():
-            if self.settings.episode_sample_budget is not None:
-                self.remaining[episode_id] -= count
-                if self.remaining[episode_id] < 0:
-                    self.fail("budget", f"episode {episode_id} was promised {-self.remaining[episode_id]} too often")
-        self.charged += len(rows)
-        self._budget_touched = True
-
-    def _release(self, lease_ids: tuple[int, ...], identity: bytes, *, refund: bool) -> None:
-        for lease_id in lease_ids:
-            held = self.leases.get(lease_id)
-            if held is not None and held.identity == identity:
-                self._end(lease_id, refund=refund)
-
-    def _end(self, lease_id: int, *, refund: bool) -> None:
-        held = self.leases.pop(lease_id, None)
-        if held is not None and refund:
-            self._refund(held.windows)
-
-    def _cancelled(self, identity: bytes) -> None:
-        """A session gave up before it read its newest answer, so nobody has what that gave."""
-        self._decide(identity, heard=False)
-        unheard = self._unheard.pop(identity, None)
-        if unheard is not None:
-            self._release(unheard.leases, identity, refund=True)
-            self._refund(unheard.windows)
-
-    def _decide(self, identity: bytes, *, heard: bool) -> None:
-        for held in self.leases.values():
-            if held.identity == identity and held.deadline == float("inf") and held.heard is None:
-                held.heard = heard
-
-    def _refund(self, windows: Counter[int]) -> None:
-        for episode_id, count in windows.items():
-            if episode_id in self.remaining:
-                self.remaining[episode_id] += count
-            self.charged -= count
-        self._budget_touched = True
-
-    def _check_budget(self) -> None:
-        self._budget_touched = False
-        budget = self.settings.episode_sample_budget
-        if budget is None:
-            return
-        snapshot = self.state.run.budget.snapshot()
-        found = {row.episode_id: row.remaining for row in snapshot.rows}
-        expected = {episode: self.remaining[episode] for episode in self.episode_in_row.values()}
-        if found != expected:
-            self.fail("budget", f"remaining by episode is {found}, should be {expected}")
-        if snapshot.total_delivered_chunks != self.charged:
-            self.fail("budget", f"{snapshot.total_delivered_chunks} windows delivered, should be {self.charged}")
-        for row in snapshot.rows:
-            if row.assigned != row.delivered + row.remaining or not 0 <= row.remaining <= budget:
-                self.fail("budget", f"{row} does not add up")
 
     # --- rollouts ---------------------------------------------------------------------------------------------------
 

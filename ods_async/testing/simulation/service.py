@@ -11,9 +11,11 @@ from ods_async.core.requests import Done, GenerationPromise, Refill, ReportExit,
 from ods_async.core.states import OnlineDataEngineState as State
 from ods_async.testing.simulation.broker_peer import OWNER, Segment, SimBroker
 from ods_async.testing.simulation.clockwork import Network, Violation, World
-from ods_async.testing.simulation.consumer_peer import SimConsumer, SimDrainer, SimOwner, SimSubscriber
+from ods_async.testing.simulation.consumer_peer import SimConsumer
 from ods_async.testing.simulation.ledger import Works
+from ods_async.testing.simulation.owner_peer import SimDrainer, SimOwner
 from ods_async.testing.simulation.scenario import Scenario
+from ods_async.testing.simulation.subscriber_peer import SimSubscriber
 from ods_async.testing.simulation.worker_peer import SimWorker
 
 __all__ = ["Outcome", "Service", "simulate"]
