@@ -211,13 +211,22 @@ class Network:
             connection is cut, as over TCP: a broadcast may be dropped at a full queue, a report may not.
         delay: typical seconds under way.
         repeat: how often a message arrives twice.
+        reread: makes of a channel and a receiver's arguments what the receiver gets, or None to pass them on.
     """
 
-    def __init__(self, world: World, lossy: dict[str, float], delay: float, repeat: float) -> None:
+    def __init__(
+        self,
+        world: World,
+        lossy: dict[str, float],
+        delay: float,
+        repeat: float,
+        reread: Callable[[str, tuple[Any, ...]], tuple[Any, ...]] | None = None,
+    ) -> None:
         self.world = world
         self._lossy = lossy
         self._delay = delay
         self._repeat = repeat
+        self._reread = reread
         self._identities = 0
         self.connections: list[Connection] = []
 
@@ -241,6 +250,8 @@ class Network:
             if world.tracing:
                 world.note("network", f"loses a message of {channel} from or to {connection.peer.name}")
             return
+        if self._reread is not None:
+            args = self._reread(channel, args)
         delay = rng.expovariate(1.0 / self._delay) if not world.calm else self._delay
         last = connection._last
         at = max(last.get(channel, 0), world.now + 50_000 + int(delay * 1e9))

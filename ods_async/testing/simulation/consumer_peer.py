@@ -25,7 +25,7 @@ from ods_async.core.requests import (
 )
 from ods_async.errors import ArgumentError, OdsError
 from ods_async.testing.simulation.asker import Asker
-from ods_async.testing.simulation.lane import Cancelled, Views
+from ods_async.testing.simulation.lane import FAILURES, Cancelled, Views
 
 if TYPE_CHECKING:
     from ods_async.testing.simulation.service import Service
@@ -122,7 +122,7 @@ class SimConsumer(Asker):
         self.world.after(self.world.rng.expovariate(1 / 0.15), self.process, self._go_on)
 
     def _finished(self, _: object, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, OdsError | Cancelled):
+        if error is not None and not isinstance(error, (OdsError, Cancelled, *FAILURES)):
             raise error
         self._later()
 

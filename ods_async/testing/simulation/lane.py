@@ -16,9 +16,11 @@ from ods_async.wire.asking import Answered
 if TYPE_CHECKING:
     from ods_async.testing.simulation.service import Service
 
-__all__ = ["Cancelled", "Driver", "SimMemory", "Views"]
+__all__ = ["FAILURES", "Cancelled", "Driver", "SimMemory", "Views"]
 
 Views = dict[Path, Any]
+FAILURES = (RuntimeError, ValueError)
+"""What simulated workers fail of; a run's failure arrives as its own type (B11)."""
 _PENDING = object()
 
 
@@ -174,7 +176,7 @@ class Driver:
         except StopIteration as stop:
             self._finish(stop.value, None)
             return
-        except (OdsError, TimeoutError, Cancelled) as raised:
+        except (OdsError, TimeoutError, Cancelled, *FAILURES) as raised:
             self._finish(None, raised)
             return
         if isinstance(step, Ask):
@@ -229,7 +231,7 @@ class Driver:
         if lane is None or lane.lost or lane.waiting != request_id or self._talk is None:
             return
         lane.waiting = None
-        if isinstance(answer, OdsError):
+        if isinstance(answer, Exception):
             self._resume(None, answer)
         else:
             self._resume(Answered(answer, payload), None)  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ class Scenario:
     long_instruction: int
     broker_may_die: bool
     max_length_share: float
+    wire: bool
 
     @property
     def tolerant(self) -> bool:
@@ -105,4 +106,5 @@ class Scenario:
             long_instruction=rng.choice((4, 12)),
             broker_may_die=rng.random() < 0.35,
             max_length_share=rng.random(),
+            wire=rng.random() < 0.1,
         )

@@ -13,6 +13,7 @@ from ods_async.testing.simulation.broker_peer import OWNER, Segment, SimBroker
 from ods_async.testing.simulation.clockwork import Network, Violation, World
 from ods_async.testing.simulation.consumer_peer import SimConsumer
 from ods_async.testing.simulation.ledger import Works
+from ods_async.testing.simulation.over_the_wire import over_the_wire
 from ods_async.testing.simulation.owner_peer import SimDrainer, SimOwner
 from ods_async.testing.simulation.scenario import Scenario
 from ods_async.testing.simulation.subscriber_peer import SimSubscriber
@@ -48,7 +49,7 @@ class Service:
         self.scenario = scenario = Scenario.draw(seed)
         self.world = world = World(seed, trace)
         loss = {"broadcast": scenario.loss, "answers": scenario.loss / 2}
-        self.network = Network(world, loss, scenario.delay, scenario.repeat)
+        self.network = Network(world, loss, scenario.delay, scenario.repeat, over_the_wire if scenario.wire else None)
         self.works = Works()
         self.segments: dict[str, Segment] = {}
         self.runs: list[SimBroker] = []
@@ -275,6 +276,7 @@ class Service:
             consumer.pausing = True
         if self._failed and (self.scenario.tolerant or not (self.worker_trouble or self._words_run_out)):
             self.fail("fate", f"the run failed: {broker.state.run.failure}")
+        self.world.run(lambda: not self.drainer.process.stopped, 3.0)
         stopped: list[object] = []
 
         def done(answer: Any, error: BaseException | None) -> None:
