@@ -319,7 +319,7 @@ class EffectRunner:
             return
         room.hold_until_gone(payload)
         plan = effect.plan
-        batch = Batch(plan.batch_size, plan.length, plan.history, payload.nbytes, effect.language)
+        batch = Batch(plan.batch_size, plan.length, plan.history, payload.nbytes, effect.language, plan.lease_id)
         header = encode_answer(effect.request_id, batch, self._limits)
         if self._send(effect.peer, [header, payload.data], copy=False):
             self._feed(FrameGathered(plan.lease_id))

@@ -341,9 +341,15 @@ class Exchange(Generic[B]):
         answer = answered.answer
         if isinstance(answer, Batch):
             _check_shape(answer, wanted)
-            batch = yield Do(_bound(memory.wrap, answer, answered.payload, landing))
-            yield from self._learn_new(session, known, answer.language)
-            return [(None, batch)]
+            # Without budgets nobody minds whether a batch that left was delivered.
+            frame = answer.lease_id if known.welcome.settings.get("episode_sample_budget") is not None else None
+            try:
+                batch = yield Do(_bound(memory.wrap, answer, answered.payload, landing))
+                yield from self._learn_new(session, known, answer.language)
+            except BaseException:
+                session.undelivered += [] if frame is None else [frame]
+                raise
+            return [(frame, batch)]
         plans = _expect(answer, Plans)
         open_leases = [plan.lease_id for plan in plans.plans]
         drawn: list[tuple[int | None, B]] = []

@@ -313,13 +313,18 @@ class Plans:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Answer to :class:`Sample` with ``frame=True``; the one payload frame is laid out as ``BatchLayout`` says."""
+    """Answer to :class:`Sample` with ``frame=True``; the one payload frame is laid out as ``BatchLayout`` says.
+
+    No row is leased any more. ``lease_id`` is what a :class:`Release` may still say of it, within the time of a lease:
+    received, or never delivered to anyone, which gives the windows back to their episodes' budgets.
+    """
 
     batch_size: int
     length: int
     history: int
     payload_bytes: int
     language: tuple[int, int]
+    lease_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

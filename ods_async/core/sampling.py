@@ -35,6 +35,14 @@ class _Unheard(NamedTuple):
     until: float
 
 
+class _Sent(NamedTuple):
+    """A frame that left, of which its session may still say that it was delivered to nobody, until its deadline."""
+
+    session: bytes
+    receipt: Receipt
+    until: float
+
+
 class SamplingDesk:
     """Answers :class:`~ods_async.core.requests.Sample` and takes leases back."""
 
@@ -44,6 +52,7 @@ class SamplingDesk:
         self._frames: dict[int, bytes] = {}  # lease of a frame being gathered -> its session
         self._fates: dict[int, bool] = {}  # frames still being gathered: whether their asker has heard all it will
         self._unheard: dict[bytes, _Unheard] = {}  # session -> what its newest answer gave it
+        self._sent: dict[int, _Sent] = {}  # lease of a frame that left, in order of deadline
         self.sampled_windows = 0
         self.sampled_batches = 0
 
@@ -104,9 +113,17 @@ class SamplingDesk:
         for lease_id in notice.leases:
             if self._run.store.release(lease_id, session) is not None:
                 self._booked.pop(lease_id, None)
+            self._taken_back(lease_id, session)
         for lease_id in notice.undelivered:
             if self._run.store.release(lease_id, session) is not None:
                 self._give_back(lease_id)
+            sent = self._taken_back(lease_id, session)
+            if sent is not None:
+                self._run.budget.refund(sent.receipt)
+
+    def _taken_back(self, lease_id: int, session: bytes) -> _Sent | None:
+        sent = self._sent.get(lease_id)
+        return self._sent.pop(lease_id) if sent is not None and sent.session == session else None
 
     def heard(self, session: bytes) -> None:
         """The session asks something new, so it has got, or given up before, what it was answered last."""
@@ -140,10 +157,13 @@ class SamplingDesk:
             lease = (lease_id,)
             heard = self._fates.pop(lease_id, None)
             undelivered = error != "" or heard is False
-            if not undelivered and heard is None:
-                until = self._run.now.seconds + self._run.settings.lease_seconds
-                self._unheard[session] = _Unheard((), self._booked.get(lease_id), until)
+            receipt = self._booked.get(lease_id)
             self.release(Release((), lease) if undelivered else Release(lease, ()), session)
+            until = self._run.now.seconds + self._run.settings.lease_seconds
+            if not undelivered and heard is None:
+                self._unheard[session] = _Unheard((), receipt, until)
+            if not undelivered and receipt is not None:
+                self._sent[lease_id] = _Sent(session, receipt, until)
 
     def expire(self) -> None:
         """End leases whose deadline passed. They may have been delivered: the budget keeps them as spent."""
@@ -152,6 +172,8 @@ class SamplingDesk:
         now = self._run.now.seconds
         for session in [session for session, unheard in self._unheard.items() if unheard.until <= now]:
             del self._unheard[session]
+        while self._sent and (first := next(iter(self._sent))) and self._sent[first].until <= now:
+            del self._sent[first]
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

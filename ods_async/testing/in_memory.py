@@ -100,6 +100,7 @@ class InMemoryBroker:
         self.answer_counts: dict[tuple[bytes, int], int] = {}
         self.writes: deque[WriteRollout] = deque()
         self.frames: list[dict[Path, Any]] = []
+        self.frame_leases: list[int] = []
         self.ended: EndService | None = None
         self.layout: SegmentLayout | None = None
         self.memory = bytearray()
@@ -252,6 +253,7 @@ class InMemoryBroker:
                 self.write()
         elif isinstance(effect, GatherFrame):
             self.frames.append(self.gather(effect.plan))
+            self.frame_leases.append(effect.plan.lease_id)
             self.tell(FrameGathered(effect.plan.lease_id))
         else:
             self.ended = effect

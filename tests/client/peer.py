@@ -70,7 +70,8 @@ class Memory(InMemoryBroker):
             payload = bytearray(layout.nbytes)
             for path, view in layout.views(payload).items():
                 view[...] = views[path]
-            answer = Batch(plan.batch_size, plan.length, plan.history, layout.nbytes, effect.language)
+            nbytes = layout.nbytes
+            answer = Batch(plan.batch_size, plan.length, plan.history, nbytes, effect.language, plan.lease_id)
             self.service.send(effect.peer, effect.request_id, answer, bytes(payload))
             self.tell(FrameGathered(plan.lease_id))
         else:

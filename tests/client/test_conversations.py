@@ -146,6 +146,24 @@ def test_frames_are_asked_for_one_at_a_time_where_memory_is_not_shared() -> None
     assert script.result == [(None, "frame abc to there")]
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_frame_is_handed_back_where_episodes_have_budgets_b37(interrupted: bool) -> None:
+    made, _ = exchange(shared=False)
+    session = Session()
+    Script(made.ready(session), replace(WELCOME, settings={"episode_sample_budget": 9}), DESCRIPTION)
+    answer = Answered(Batch(5, 4, 0, 3, (0, 0), 8), b"abc")
+    if not interrupted:
+        Script(made.sample(session, WANTED, ""), answer)
+        assert session.notice() == Release((8,))
+        return
+    talk = made.sample(session, WANTED, "")
+    next(talk)
+    assert isinstance(talk.send(answer), Do)
+    with pytest.raises(KeyboardInterrupt):
+        talk.throw(KeyboardInterrupt())
+    assert session.notice() == Release((), (8,))
+
+
 def test_an_error_while_copying_gives_every_plan_back_b37() -> None:
     made, memory, session = ready()
     talk = made.draw(session, replace(WANTED, count=3), "")

@@ -89,3 +89,33 @@ def test_a_frame_still_being_copied_is_given_back_only_if_its_asker_gave_up_b37(
     sampling.gathered(plan.lease_id, "")
     broker.ask(Cancel())
     assert delivered(broker) == (0 if given_up else 5)
+
+
+@pytest.mark.parametrize("asked_more", [False, True])
+def test_a_frame_its_session_received_and_gave_nobody_is_given_back_once_b37(
+    broker: InMemoryBroker, asked_more: bool
+) -> None:
+    broker.ask(Sample(5, 3, frame=True))
+    lease = broker.frame_leases[-1]
+    if asked_more:
+        broker.ask(Sample(4, 3, frame=True))
+    kept = 4 if asked_more else 0
+    broker.ask(Release((), (lease,)), b"watcher")
+    assert delivered(broker) == kept + 5
+    broker.ask(Release((), (lease,)))
+    assert delivered(broker) == kept
+    broker.ask(Release((), (lease,)))
+    assert delivered(broker) == kept
+
+
+def test_a_frame_said_to_be_delivered_or_too_old_stays_paid_for_b37(broker: InMemoryBroker) -> None:
+    for size in (2, 3):
+        broker.ask(Sample(size, 3, frame=True))
+    first, second = broker.frame_leases
+    broker.ask(Release((first,)))
+    broker.ask(Release((), (first,)))
+    assert delivered(broker) == 5
+    broker.pass_time(broker.settings.lease_seconds + 1)
+    broker.ask(Release((), (second,)))
+    assert delivered(broker) == 5
+    assert not broker.state.sampling._sent

@@ -317,6 +317,6 @@ class SimBroker:
             self._send(effect.peer, effect.request_id, OdsError("no room to send another batch"))
             self.feed(FrameGathered(plan.lease_id, "no room to send another batch"))
             return
-        answer = Batch(plan.batch_size, plan.length, plan.history, 1, effect.language)
+        answer = Batch(plan.batch_size, plan.length, plan.history, 1, effect.language, plan.lease_id)
         sent = self._send(effect.peer, effect.request_id, answer, copy.views)
         self.feed(FrameGathered(plan.lease_id, "" if sent else "the asker is gone"))
