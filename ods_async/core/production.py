@@ -208,7 +208,9 @@ class ProductionDesk:
         if self.requested == self.completed and run.refill.due and self.completed:
             self.request(run.refill.reason)
         if run.tickets.demand and not run.refill.production_pause:
-            for ticket in run.tickets.issue(run.roster.ready, run.now.seconds):
+            # A ticket that lies with a stalled worker must not keep the next one from those who can work.
+            allowed = run.roster.dealt if run.roster.ready else 0
+            for ticket in run.tickets.issue(allowed, run.now.seconds):
                 run.do(PushTicket(ticket))
 
     @property

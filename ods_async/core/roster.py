@@ -139,6 +139,11 @@ class Roster:
         return sum(record.state == "ready" for record in self._workers.values())
 
     @property
+    def dealt(self) -> int:
+        """Workers among whom tickets are dealt out: the stalled ones get their share as long as they are connected."""
+        return sum(record.state in ("ready", "stalled") for record in self._workers.values())
+
+    @property
     def idle(self) -> int:
         """Ready workers without a ticket."""
         return sum(record.state == "ready" and record.ticket_id is None for record in self._workers.values())
