@@ -139,6 +139,7 @@ class BrokerState:
         if run.alive:
             run.end_production(reason, grace)
             run.change_state(State.STOPPED, reason)
+        self.production.refuse_waiting()
         for parked in run.parking.take(lambda entry: not isinstance(entry.request, Stop)):
             run.refuse(parked.peer, parked.request_id, ClosedError(f"{reason}", what="service"))
 

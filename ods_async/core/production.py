@@ -155,6 +155,13 @@ class ProductionDesk:
         self._in_pipeline.add(ticket_id)
         self._waiting.append(_Waiting(rollout, unit))
 
+    def refuse_waiting(self) -> None:
+        """The run has ended: what waits for room will never be published, and its workers wait for the verdict."""
+        while self._waiting:
+            rollout = self._waiting.popleft().rollout
+            self._in_pipeline.discard(rollout.ticket_id)
+            self._refuse(rollout, f"the run is {self._run.state.value}")
+
     def malformed(self, worker_id: str, ticket_id: int, reason: str) -> None:
         """A rollout whose bytes are no good, from someone who could be read that far: refused like any other."""
         run = self._run

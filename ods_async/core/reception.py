@@ -125,6 +125,8 @@ class Reception:
     def _wait_generation(self, asked: AskedFor) -> None:
         assert isinstance(asked.request, WaitGeneration)
         generation = asked.request.generation
+        if self.run.failure is not None:
+            raise self.run.failure.copy()
         if not 1 <= generation <= self.production.requested:
             raise ArgumentError(
                 f"generation {generation} was never requested; the newest requested one is "

@@ -158,7 +158,7 @@ class Supervisor:
                 raise self._broker_gone(self._broker)
             if time.monotonic() >= deadline:
                 raise RequestTimeoutError(
-                    f"the broker process did not listen within {timeout:g} s",
+                    f"the broker process did not listen within initialization_timeout={timeout:g} s",
                     operation="start",
                     timeout=timeout,
                     missing="the broker process",

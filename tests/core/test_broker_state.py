@@ -647,6 +647,31 @@ class TestOwner:
         assert broker.answer(stop) == Done()
         assert len(broker.verdicts()) == 1
 
+    def test_stop_ends_the_wait_for_room_in_the_log(self) -> None:
+        """B40: the rollout gets its verdict, so that its worker can leave in good order"""
+        broker = InMemoryBroker(buffer_size=2, lifecycle_event_capacity=4)
+        broker.connect()
+        broker.join()
+        broker.fill()
+        broker.get(Refill(OWNER))
+        broker.fill()
+        broker.fill()
+        assert "lifecycle log is full" in broker.get(GetStatus()).waiting
+        stop = broker.ask(Stop(OWNER, 5.0), timeout=10.0)
+        assert [verdict.outcome for verdict in broker.verdicts()] == ["accepted"] * 3 + ["refused"]
+        assert broker.answer(stop) is None
+        broker.leave()
+        assert broker.answer(stop) == Done()
+
+    def test_whoever_waits_for_a_generation_hears_of_the_failure_first(self) -> None:
+        """B23, B10: of the failure, even where the generation is complete"""
+        broker = ready(supervised=("w0",), worker_failure="fail")
+        broker.report(_failure("w0"))
+        broker.get(ReportExit("w0", 1, False, OWNER))
+        for generation in (1, 99):
+            with pytest.raises(OnlineDataWorkerError, match="cup"):
+                broker.get(WaitGeneration(generation))
+
     def test_a_failure_of_close_during_a_graceful_end_is_the_answer_to_stop(self) -> None:
         """B8"""
         broker = ready(supervised=("w0",))
