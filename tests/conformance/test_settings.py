@@ -1,0 +1,3 @@
+"""The suite's tests of settings, run here."""
+
+from ods_async.testing.conformance.settings import *  # noqa: F403
