@@ -42,6 +42,13 @@ def parser() -> argparse.ArgumentParser:
     worker.add_argument(
         "--id", dest="worker_id", metavar="NAME", help="name of the worker; default: host and process id"
     )
+    worker.add_argument(
+        "--patience",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to look for a broker that went away, and serve it again (default: end at once)",
+    )
     _keys(worker)
 
     sample = verbs.add_parser("sample", help="draw batches; print fields, shapes and rates")

@@ -66,4 +66,4 @@ def run_one_worker(options: argparse.Namespace) -> int:
     from ods_async.worker.runtime import run_worker
 
     name = options.worker_id or f"{socket.gethostname()[:64]}-{os.getpid()}"
-    return run_worker(cfg, options.connect, worker_id=name, keys=options.keys)
+    return run_worker(cfg, options.connect, worker_id=name, keys=options.keys, patience=options.patience)

@@ -13,6 +13,7 @@ import secrets
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +91,7 @@ class Supervisor:
         self.endpoints: tuple[str, ...] = tuple(self._asked)
         self.listening = False
         self._broker: Child | None = None
+        self._untold: deque[ReportExit] = deque()
         self._posts = [_Post(name) for name in worker_names(cfg)]
         self._exits: queue.SimpleQueue[Child | None] = queue.SimpleQueue()
         self._line: Line | None = None
@@ -231,25 +233,38 @@ class Supervisor:
         post.exit_codes.append(child.exit_code)
         again = child.exit_code != 0 and post.restarts < self._cfg.max_worker_restarts
         again = again and not self._stopping.is_set() and self._failure is None
-        try:
-            assert self._line is not None
-            report = ReportExit(post.worker_id, child.exit_code, again, self.owner_token, child.pid)
-            self._line.ask(report, Done, _TELL_SECONDS)
-        except (OdsError, TimeoutError) as error:
-            if not self._stopping.is_set():
-                _log.warning("cannot tell the broker that %s ended: %s", post.worker_id, error)
-                if self._cfg.worker_failure == "fail" and child.exit_code and not again:
-                    self._fail(_worker_gone(child))
-            return
         if again:
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**post.restarts)
             post.restarts += 1
             post.start_at = time.monotonic() + pause
-        self._look()
+        self._untold.append(ReportExit(post.worker_id, child.exit_code, again, self.owner_token, child.pid))
+        told = self._tell()
+        if not told and not again and child.exit_code and self._cfg.worker_failure == "fail":
+            if not self._stopping.is_set():
+                self._fail(_worker_gone(child))
+            return
+        if told:
+            self._look()
+
+    def _tell(self) -> bool:
+        """Tell the broker of the exits it has not heard of; False if it does not answer. Tried again at every look."""
+        assert self._line is not None
+        while self._untold:
+            report = self._untold[0]
+            try:
+                self._line.ask(report, Done, _TELL_SECONDS)
+            except (PeerError, TimeoutError) as error:
+                if not self._stopping.is_set():
+                    _log.warning("cannot tell the broker that %s ended: %s", report.worker_id, error)
+                return False
+            except OdsError as error:
+                _log.warning("the broker would not hear that %s ended: %s", report.worker_id, error)
+            self._untold.popleft()
+        return True
 
     def _look(self) -> None:
         """Ask the broker how things are: a failure elsewhere (a remote worker, the broker itself) is noticed here."""
-        if self._line is None or self._failure is not None or self._stopping.is_set():
+        if self._line is None or self._failure is not None or self._stopping.is_set() or not self._tell():
             return
         try:
             status = self._line.ask(GetStatus(), ServiceStatus, _TELL_SECONDS)

@@ -146,10 +146,12 @@ class Production:
 
     def _attempt(self, environment: DemoEnvironment, ticket: Ticket, attempt: int) -> DemoEpisodeResult:
         should_stop: Callable[[], bool] = lambda: self._link.stop_reason is not None  # noqa: E731
-        # The same in every run of the same configuration, and different in every other respect: a unit that comes back
-        # (its rollout was refused, its worker restarted) is made anew.
+        # The same in every run of the same seed, and different in every other respect: a unit that comes back (its
+        # rollout was refused, its worker restarted) is made anew, and so is that of a broker that was started anew.
         unit = (ticket.generation, ticket.rollout)
         seed = [self._entropy, zlib.crc32(self._worker_id.encode()), self._restarts, *unit, self._given[unit], attempt]
+        if self._cfg.seed is None:
+            seed.append(ticket.run_id)
         return execute_demo_episode(
             environment,
             policy=self._policy,
