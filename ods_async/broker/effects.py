@@ -266,12 +266,12 @@ class EffectRunner:
         memory = self._memory
         assert memory is not None, "a rollout is written after the buffer is ready"
         try:
-            await self.in_thread(lambda: write_rollout(memory.arrays, memory.stamps, effect))
+            runs = await self.in_thread(lambda: write_rollout(memory.arrays, memory.stamps, effect))
         except Exception as error:
             self.fault("writing a rollout", error)
             self._feed(RolloutWritten(effect.job_id, f"it could not be written: {type(error).__name__}: {error}"))
         else:
-            self._feed(RolloutWritten(effect.job_id))
+            self._feed(RolloutWritten(effect.job_id, "", runs))
 
     def _gather(self, effect: GatherFrame) -> None:
         memory, plan = self._memory, effect.plan

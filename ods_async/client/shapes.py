@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ods_async.core.events import to_plain
 from ods_async.core.requests import BudgetSnapshot, FlowStatus, ServiceStatus, Stats
+from ods_async.wire.codec import event_from_record
 
 __all__ = ["budget_dict", "flow_dict", "record_list", "stats_dict", "status_dict"]
 
@@ -32,9 +34,14 @@ def status_dict(status: ServiceStatus) -> dict[str, Any]:
 
 
 def record_list(records: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
-    """B39: one dict a record, indices as lists."""
+    """B39: one dict a record, indices as lists.
+
+    Raises:
+        ProtocolError: a record of something else.
+    """
     return [
-        {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()} for record in records
+        {key: list(value) if isinstance(value, tuple) else value for key, value in to_plain(event).items()}
+        for event in map(event_from_record, records)
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ods_async.core.events import to_plain
+from ods_async.core.events import to_record
 from ods_async.core.requests import (
     Drain,
     FlowStatus,
@@ -130,7 +130,7 @@ def drained(state: BrokerState, drain: Drain) -> Records:
     run.log.forget(drain.received)
     records = run.log.oldest(min(drain.limit, RECORDS_PER_ANSWER))
     oldest = records[0].sequence if records else run.events.next
-    return Records(tuple(to_plain(record) for record in records), oldest, run.events.next)
+    return Records(tuple(map(to_record, records)), oldest, run.events.next)
 
 
 def replayed(state: BrokerState, replay: Replay) -> Records:
@@ -138,7 +138,7 @@ def replayed(state: BrokerState, replay: Replay) -> Records:
     found, oldest, following = state.run.events.since(
         max(0, replay.since), max(0, min(replay.limit, RECORDS_PER_ANSWER))
     )
-    return Records(tuple(to_plain(event) for event in found), oldest, following)
+    return Records(tuple(map(to_record, found)), oldest, following)
 
 
 def language(state: BrokerState, request: GetLanguage) -> LanguageEntries:

@@ -189,7 +189,7 @@ class BrokerState:
 
     def _rollout_written(self, written: RolloutWritten) -> None:
         was = self.production.completed
-        self.production.written(written.job_id, written.error)
+        self.production.written(written.job_id, written.error, written.runs)
         self.production.advance()
         if self.run.state is State.READY:
             self.sampling.wake()

@@ -1,14 +1,16 @@
 """Numbered events: what a dashboard, a log or a flow controller can know about the run.
 
 Every event carries ``sequence``, run-wide and without gaps, ``run_id`` and ``monotonic_ns`` (the broker's clock).
-:func:`to_plain` and :func:`from_plain` turn an event into plain values and back (the PUB socket, replay, ``--json``).
+:func:`to_plain` shows an event to people and programs (``--json``, drained records), :func:`to_record` is what travels
+in answers: it holds runs of steps where the former holds every step.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "ClientRefused",
@@ -19,6 +21,7 @@ __all__ = [
     "GenerationRequested",
     "MessageRejected",
     "RolloutRefused",
+    "Runs",
     "StateChanged",
     "TicketReissued",
     "WorkerExited",
@@ -28,9 +31,13 @@ __all__ = [
     "WorkerRestarted",
     "WorkerReturned",
     "WorkerStalled",
-    "from_plain",
     "to_plain",
+    "to_record",
 ]
+
+
+Runs = tuple[tuple[int, int], ...]
+"""Half-open runs of steps, ``(start, end)`` each, in order and apart: an episode of any length in a few numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +55,24 @@ class _EpisodeEvent(Event):
     episode_id: int
     generation: int
     slot: int
-    valid_frame_indices: tuple[int, ...]
-    eligible_anchor_indices: tuple[int, ...]
+    valid_runs: Runs
+    anchor_runs: Runs
     valid_frames: int
     eligible_anchors: int
+
+    @property
+    def valid_frame_indices(self) -> tuple[int, ...]:
+        """The valid steps, in order; written out anew at every reading."""
+        return _steps_of(self.valid_runs)
+
+    @property
+    def eligible_anchor_indices(self) -> tuple[int, ...]:
+        """The steps a context may be anchored at, in order; written out anew at every reading."""
+        return _steps_of(self.anchor_runs)
+
+
+def _steps_of(runs: Runs) -> tuple[int, ...]:
+    return tuple(chain.from_iterable(range(start, end) for start, end in runs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,47 +233,15 @@ class ClientRefused(Event):
     total: int
 
 
-_KINDS: dict[str, type[Event]] = {
-    cls.kind: cls
-    for cls in (
-        EpisodePublished,
-        EpisodeEvicted,
-        GenerationRequested,
-        GenerationCompleted,
-        StateChanged,
-        WorkerJoined,
-        WorkerLeft,
-        WorkerStalled,
-        WorkerReturned,
-        WorkerRestarted,
-        WorkerExited,
-        WorkerFailure,
-        TicketReissued,
-        RolloutRefused,
-        MessageRejected,
-        ClientRefused,
-    )
-}
+_SHOWN: Final = {"valid_runs": "valid_frame_indices", "anchor_runs": "eligible_anchor_indices"}
 
 
-def to_plain(event: Event) -> dict[str, Any]:
-    """The event as plain values, ``kind`` included."""
+def to_record(event: Event) -> dict[str, Any]:
+    """The event's fields as they are, ``kind`` included: what ``wire.codec.event_from_record`` takes back."""
     return {"kind": event.kind} | {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
 
 
-def from_plain(plain: dict[str, Any]) -> Event:
-    """The event that :func:`to_plain` described.
-
-    Raises:
-        ValueError: an unknown kind, a missing or an unknown field.
-    """
-    rest = dict(plain)
-    kind = rest.pop("kind", None)
-    cls = _KINDS.get(kind) if isinstance(kind, str) else None
-    if cls is None:
-        raise ValueError(f"unknown kind of event {kind!r}; known: {', '.join(sorted(_KINDS))}")
-    names = {f.name for f in dataclasses.fields(cls)}
-    if rest.keys() != names:
-        raise ValueError(f"event {kind!r}: fields {sorted(names ^ rest.keys())} are missing or unknown")
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in rest.items()}
-    return cls(**values)
+def to_plain(event: Event) -> dict[str, Any]:
+    """The event as a user sees it, ``kind`` included: every valid step and every anchor by its number (B39)."""
+    names = [_SHOWN.get(f.name, f.name) for f in dataclasses.fields(event)]
+    return {"kind": event.kind} | {name: getattr(event, name) for name in names}

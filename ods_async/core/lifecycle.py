@@ -142,5 +142,5 @@ def _bounded(event: Event) -> tuple[Event, int]:
                 changes[field.name] = text
             size += 4 * len(text)
         elif isinstance(value, tuple):
-            size += 8 * len(value)
+            size += 120 * len(value)  # pairs of numbers
     return (dataclasses.replace(event, **changes) if changes else event), size

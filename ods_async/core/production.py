@@ -27,7 +27,6 @@ from ods_async.core.stimuli import Announce, PushTicket, WriteRollout
 from ods_async.core.store import Occupant
 from ods_async.core.tickets import Reissue, Unit
 from ods_async.core.windows import RowRuns
-from ods_async.core.write import runs_of_episode
 from ods_async.errors import ArgumentError, LanguageCapacityError, OdsError, SchemaMismatchError
 
 __all__ = ["ProductionDesk"]
@@ -176,8 +175,11 @@ class ProductionDesk:
         """A worker threw an attempt away and tries again."""
         self.failed_episodes += min(report.episodes, self._run.settings.limits.episodes_per_rollout)
 
-    def written(self, job_id: int, error: str) -> None:
-        """The effect is done: publish the rollout, or make it again when its data could not be written."""
+    def written(self, job_id: int, error: str, runs: tuple[RowRuns, ...]) -> None:
+        """The effect is done: publish the rollout, or make it again when its data could not be written.
+
+        ``runs`` holds those of every episode (unless there is an ``error``); finding them is not for this thread.
+        """
         run = self._run
         job = self._job
         if job is None or job.job_id != job_id:
@@ -188,10 +190,11 @@ class ProductionDesk:
             run.store.give_back(job.rows)
             self._no_good(job.rollout, job.unit, OdsError(error or f"the run is {run.state.value}"))
             return
-        for row, episode in zip(job.rows, job.rollout.episodes, strict=True):
-            occupant = Occupant.of(episode, self._next_episode_id, job.unit.generation)
+        for row, episode, found in zip(job.rows, job.rollout.episodes, runs, strict=True):
+            anchors = tuple((start, end) for start, end in found.episode.tolist())
+            occupant = Occupant(self._next_episode_id, job.unit.generation, episode.length, anchors)
             self._next_episode_id += 1
-            self._publish(row, occupant, runs_of_episode(episode))
+            self._publish(row, occupant, found)
         rollout = job.rollout
         self.successful_episodes += len(rollout.episodes)
         self.generated_frames += rollout.steps
@@ -335,8 +338,8 @@ class ProductionDesk:
             episode_id=occupant.episode_id,
             generation=occupant.generation,
             slot=slot,
-            valid_frame_indices=occupant.valid_indices,
-            eligible_anchor_indices=occupant.anchor_indices,
+            valid_runs=((0, occupant.length),),
+            anchor_runs=occupant.anchors,
             valid_frames=occupant.length,
             eligible_anchors=occupant.eligible_anchors,
         )

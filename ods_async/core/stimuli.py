@@ -14,6 +14,7 @@ from ods_async.core.events import Event
 from ods_async.core.reports import Report, RevokeTickets, ServiceBeat, ShutDown, Ticket, Verdict
 from ods_async.core.requests import Answer, BufferDescription, Plan, Request
 from ods_async.core.schema import EpisodeSchema
+from ods_async.core.windows import RowRuns
 from ods_async.errors import OdsError
 
 __all__ = [
@@ -129,10 +130,14 @@ class BufferFailed:
 
 @dataclass(frozen=True, slots=True)
 class RolloutWritten:
-    """The data of ``job_id`` is in its rows, which can be published; with an ``error`` it is not."""
+    """The data of ``job_id`` is in its rows, which can be published; with an ``error`` it is not.
+
+    ``runs`` has one entry an episode: what ``write_rollout`` returned.
+    """
 
     job_id: int
     error: str = ""
+    runs: tuple[RowRuns, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

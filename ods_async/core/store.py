@@ -17,23 +17,14 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ods_async.core.episode import Episode
-
 __all__ = ["Lease", "Occupant", "Place", "Published", "TrajectoryStore"]
 
 _SPARE, _RESERVED, _OCCUPIED, _RETIRED = range(4)
-
-
-@lru_cache(maxsize=1024)
-def _indices(start: int, end: int) -> tuple[int, ...]:
-    """``start … end-1``, shared between the many episodes of one length."""
-    return tuple(range(start, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +35,13 @@ class Occupant:
         episode_id: from 0, one per published episode.
         generation: the generation it was made for.
         length: its steps; exactly these are valid.
-        anchors: half-open runs of steps of non-negative continuity, in order: the steps a context may be anchored at.
+        anchors: half-open runs of steps of one non-negative continuity, in order: where a context may be anchored.
     """
 
     episode_id: int
     generation: int
     length: int
     anchors: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, episode: Episode, episode_id: int, generation: int) -> Occupant:
-        """The occupant for ``episode``; without a ``continuity_id`` every step is taken to be continuous."""
-        continuity = episode.arrays.get(("continuity_id",))
-        if continuity is None:
-            return cls(episode_id, generation, episode.length, ((0, episode.length),))
-        inside = np.zeros(episode.length + 2, np.int8)
-        inside[1:-1] = np.asarray(continuity, np.int64) >= 0
-        turns = np.flatnonzero(np.diff(inside)).tolist()
-        return cls(episode_id, generation, episode.length, tuple(zip(turns[::2], turns[1::2], strict=True)))
-
-    @property
-    def valid_indices(self) -> tuple[int, ...]:
-        """The valid steps, in order."""
-        return _indices(0, self.length)
-
-    @property
-    def anchor_indices(self) -> tuple[int, ...]:
-        """The steps a context may be anchored at, in order."""
-        if len(self.anchors) == 1:
-            return _indices(*self.anchors[0])
-        return tuple(step for run in self.anchors for step in range(*run))
 
     @property
     def eligible_anchors(self) -> int:

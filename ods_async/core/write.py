@@ -59,7 +59,10 @@ def annotations_of(episode: Episode) -> dict[Path, NDArray[Any]]:
 
 def runs_of_episode(episode: Episode) -> RowRuns:
     """The runs of the row that will hold this episode."""
-    notes = annotations_of(episode)
+    return _runs_of(episode, annotations_of(episode))
+
+
+def _runs_of(episode: Episode, notes: Mapping[Path, NDArray[Any]]) -> RowRuns:
     continuity: NDArray[Any] = episode.arrays["continuity_id",]
     return runs_of(notes["valid",], continuity, notes["segment_id",], notes["segment_accepted",])
 
@@ -72,8 +75,8 @@ def write_episode(
     subtask_indices: Sequence[int],
     provenance: tuple[int, int, int, int, int] | None,
     pads: Mapping[Path, int] = STANDARD_PADS,
-) -> None:
-    """Write a checked episode into its row.
+) -> RowRuns:
+    """Write a checked episode into its row; the runs that windows of this row may lie in.
 
     Args:
         arrays: path -> ``[rows, steps, *shape]``, writable: every field of the buffer.
@@ -108,6 +111,7 @@ def write_episode(
             raise ValueError(f"nothing to write into {path_text(path)}")
         array[row, :length] = value
         array[row, length:] = pads.get(path, 0)
+    return _runs_of(episode, notes)
 
 
 def write_rollout(
@@ -115,15 +119,19 @@ def write_rollout(
     stamps: NDArray[np.int64],
     effect: WriteRollout,
     pads: Mapping[Path, int] = STANDARD_PADS,
-) -> None:
-    """Carry out the whole effect: dirty stamps, data, clean stamps, in this order.
+) -> tuple[RowRuns, ...]:
+    """Carry out the whole effect: dirty stamps, data, clean stamps, in this order. The runs of each row, for
+    ``RolloutWritten``: finding them takes as long as the rest of a publication, and this runs in a thread.
 
     ``arrays`` and ``stamps`` (int64 ``[rows]``) lie over the buffer. When it raises, the rows stay marked as dirty.
     """
     rows = list(effect.rows)
     stamps[rows] = effect.dirty_stamps
+    runs = []
     for number, (row, episode) in enumerate(zip(rows, effect.rollout.episodes, strict=True)):
         provenance = None if effect.provenance is None else effect.provenance[number]
         subtasks = effect.subtask_indices[number]
-        write_episode(arrays, row, episode, effect.task_indices[number], subtasks, provenance, pads)
+        task = effect.task_indices[number]
+        runs.append(write_episode(arrays, row, episode, task, subtasks, provenance, pads))
     stamps[rows] = effect.stamps
+    return tuple(runs)

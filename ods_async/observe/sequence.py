@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ods_async.core.events import Event
 from ods_async.core.reports import ServiceBeat
 from ods_async.core.requests import Records
-from ods_async.wire.codec import event_from_plain
+from ods_async.wire.codec import event_from_record
 
 __all__ = ["EventsLost", "Sequencer"]
 
@@ -94,7 +94,7 @@ class Sequencer:
         """
         assert self.run_id is not None
         before = self._expected
-        for event in map(event_from_plain, records.events):
+        for event in map(event_from_record, records.events):
             if event.sequence < self._expected or event.run_id != self.run_id:
                 continue
             self._lost_until(event.sequence)

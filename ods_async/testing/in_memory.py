@@ -175,8 +175,8 @@ class InMemoryBroker:
         """Carry out the oldest write that was asked for."""
         effect = self.writes.popleft()
         assert self.layout is not None
-        write_rollout(self.layout.arrays(self.memory), self.layout.stamps(self.memory), effect)
-        self.tell(RolloutWritten(effect.job_id))
+        runs = write_rollout(self.layout.arrays(self.memory), self.layout.stamps(self.memory), effect)
+        self.tell(RolloutWritten(effect.job_id, "", runs))
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

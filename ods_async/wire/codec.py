@@ -52,7 +52,7 @@ __all__ = [
     "encode_report",
     "encode_request",
     "encode_ticket",
-    "event_from_plain",
+    "event_from_record",
     "topic_of",
 ]
 
@@ -214,22 +214,22 @@ def decode_broadcast(topic: Frame, data: Frame, limits: Limits = LIMITS) -> Broa
 _EVENTS_BY_KIND: Final = {cls.kind: cls.__name__ for cls in EVENTS.values()}
 
 
-def event_from_plain(plain: Mapping[str, object]) -> Event:
-    """An event of an answer to ``Replay`` or ``Drain``, with every field checked.
+def event_from_record(record: Mapping[str, object]) -> Event:
+    """An event of an answer to ``Replay`` or ``Drain`` (see ``core.events.to_record``), with every field checked.
 
     Raises:
         ProtocolError: no valid event.
     """
-    kind = plain.get("kind")
+    kind = record.get("kind")
     name = _EVENTS_BY_KIND.get(kind) if isinstance(kind, str) else None
     if name is None:
         raise malformed(f"{short_repr(kind)} is no kind of event")
     cls = EVENTS[name]
     names = [f for f in cls.__dataclass_fields__ if f != "kind"]
-    if len(plain) != len(names) + 1 or not all(f in plain for f in names):
+    if len(record) != len(names) + 1 or not all(f in record for f in names):
         raise malformed(f"event {kind!r} has missing or unknown fields")
     try:
-        event: Event = DEFAULT.unpack(name, tuple(plain[f] for f in names), EVENTS, "event")
+        event: Event = DEFAULT.unpack(name, tuple(record[f] for f in names), EVENTS, "event")
     except Refused as refused:
         raise malformed(str(refused)) from None
     return event

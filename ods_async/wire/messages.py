@@ -7,13 +7,15 @@ member of the unions there is on the wire at once.
 from __future__ import annotations
 
 import math
+import operator
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from ods_async.core import events
-from ods_async.core.events import Event
+from ods_async.core.events import EpisodeEvicted, EpisodePublished, Event
 from ods_async.core.reports import Report, RevokeTickets, ServiceBeat, ShutDown, Ticket, Verdict
 from ods_async.core.requests import Answer, Batch, BufferDescription, FieldDescription, Limits, Plan, Request, Sample
 from ods_async.wire.coders import UINT64_TOO, Coder, Refused, optional
@@ -41,6 +43,7 @@ LIMITS: Final = Limits()
 """What is taken where the broker's own limits are not known yet."""
 
 MAX_DIMENSIONS: Final = 32
+MAX_STEPS: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +125,24 @@ def _check_buffer(buffer: BufferDescription) -> None:
         raise Refused(f"{buffer.rows} rows of {buffer.steps} steps in {buffer.segment_bytes} bytes are no buffer")
 
 
+def _check_episode(event: EpisodePublished | EpisodeEvicted) -> None:
+    # What is written out to single steps when someone reads it must not be larger than any row can be.
+    for name, runs, steps in (
+        ("valid_runs", event.valid_runs, event.valid_frames),
+        ("anchor_runs", event.anchor_runs, event.eligible_anchors),
+    ):
+        if not 0 <= steps <= MAX_STEPS:
+            raise Refused(f"{steps} steps are not in any row").under(name)
+        ends = [0, *chain.from_iterable(runs)]
+        if any(map(operator.gt, ends, ends[1:])) or sum(end - start for start, end in runs) != steps:
+            raise Refused(f"no runs of {steps} steps in order").under(name)
+
+
 CHECKS: Final[dict[type[Any], Callable[[Any], None]]] = {
     FieldDescription: _check_field,
     Plan: _check_plan,
     Batch: _check_batch,
     BufferDescription: _check_buffer,
+    EpisodePublished: _check_episode,
+    EpisodeEvicted: _check_episode,
 }

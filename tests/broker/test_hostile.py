@@ -225,11 +225,11 @@ def test_a_failed_write_gives_its_rows_back_and_the_rollout_is_made_again(monkey
 
     write, calls = effects.write_rollout, []
 
-    def faulty(*args: Any) -> None:
+    def faulty(*args: Any) -> Any:
         calls.append(args)
         if len(calls) == 1:
             raise OSError("on purpose")
-        write(*args)
+        return write(*args)
 
     monkeypatch.setattr(effects, "write_rollout", faulty)
     cfg = OnlineDataEngineCfg(buffer_size=3, max_episode_steps=9, refill_policy="manual")

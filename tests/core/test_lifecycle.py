@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ods_async.core.events import EpisodePublished, Event, WorkerFailure, WorkerReturned
+from ods_async.core.events import EpisodePublished, Event, WorkerFailure, WorkerReturned, to_plain, to_record
 from ods_async.core.lifecycle import TEXT_BYTES, EventLog, LifecycleLog, bounded_text
 from ods_async.core.requests import Drain, GetStatus, Refill, Replay, Sample, Stop
 from ods_async.errors import ArgumentError
 from ods_async.testing.in_memory import OWNER, InMemoryBroker, episode_of
+from ods_async.wire.codec import encode_broadcast
 
 
-def published(sequence: int, steps: int = 3) -> EpisodePublished:
+def published(sequence: int, steps: int = 3, runs: int = 1) -> EpisodePublished:
     return EpisodePublished(
         sequence=sequence,
         run_id=4,
@@ -23,10 +24,10 @@ def published(sequence: int, steps: int = 3) -> EpisodePublished:
         episode_id=sequence,
         generation=1,
         slot=0,
-        valid_frame_indices=tuple(range(steps)),
-        eligible_anchor_indices=tuple(range(steps)),
-        valid_frames=steps,
-        eligible_anchors=steps,
+        valid_runs=((0, runs * steps),),
+        anchor_runs=tuple((start, start + steps) for start in range(0, runs * steps, steps)),
+        valid_frames=runs * steps,
+        eligible_anchors=runs * steps,
     )
 
 
@@ -119,9 +120,9 @@ def test_b41_paging_through_replay_sees_every_event_once() -> None:
 def test_b41_memory_is_bounded_in_bytes_and_the_newest_is_always_held() -> None:
     log = EventLog(1_000, history_bytes=40_000)
     for _ in range(50):
-        log.append(lambda sequence: published(sequence, steps=300))
+        log.append(lambda sequence: published(sequence, runs=60))
     assert 2 <= log.next - log.oldest <= 8
-    last = log.append(lambda sequence: published(sequence, steps=10_000))
+    last = log.append(lambda sequence: published(sequence, runs=400))
     assert log.since(0, 5)[0] == [last]
     assert log.append(lambda n: WorkerReturned(sequence=n, run_id=4, monotonic_ns=1, worker_id="w")).sequence == 51
 
@@ -191,11 +192,40 @@ def test_b39_records_come_in_the_order_of_publication_and_describe_the_steps() -
         "generation": 1,
         "slot": 0,
         "monotonic_ns": broker.now.monotonic_ns,
-        "valid_frame_indices": (0, 1, 2, 3, 4, 5),
-        "eligible_anchor_indices": (0, 1, 3, 4),
+        "valid_runs": ((0, 6),),
+        "anchor_runs": ((0, 2), (3, 5)),
         "valid_frames": 6,
         "eligible_anchors": 4,
     }
+    event = broker.events_of(EpisodePublished)[0]
+    assert to_record(event) == first
+    shown = to_plain(event)
+    assert shown.pop("valid_frame_indices") == event.valid_frame_indices == (0, 1, 2, 3, 4, 5)
+    assert shown.pop("eligible_anchor_indices") == event.eligible_anchor_indices == (0, 1, 3, 4)
+    assert shown == {key: value for key, value in first.items() if not key.endswith("_runs")}
+
+
+def test_b39_an_episode_may_have_no_anchor_at_all() -> None:
+    broker = logging()
+    broker.hand_in(broker.start_ticket(), episode_of(2, continuity=-1))
+    (event,) = broker.events_of(EpisodePublished)
+    assert (event.anchor_runs, event.eligible_anchor_indices, event.eligible_anchors) == ((), (), 0)
+    assert event.valid_frame_indices == (0, 1)
+
+
+def test_b39_what_an_event_takes_does_not_grow_with_the_episode() -> None:
+    broker = InMemoryBroker(buffer_size=2, max_episode_steps=5000)
+    broker.join()
+    broker.hand_in(broker.start_ticket(), episode_of(4896))
+    (event,) = broker.events_of(EpisodePublished)
+    assert len(encode_broadcast(event)[1]) < 200
+    assert event.valid_frame_indices == tuple(range(4896))
+
+
+def test_b39_evictions_come_with_their_publication() -> None:
+    broker = logging()
+    broker.fill()
+    assert len(drained(broker)) == 4
     broker.get(Refill(OWNER))
     broker.fill()
     assert drained(broker) == [

@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ods_async.core.episode import Episode
 from ods_async.core.store import Lease, Occupant, Place, Published, TrajectoryStore
 
 SESSIONS = (b"a", b"b")
@@ -266,19 +265,3 @@ def test_rows_in_the_wrong_state_are_refused_and_nothing_changes() -> None:
 def test_a_store_without_a_spare_row_is_refused(slots: int, rows: int) -> None:
     with pytest.raises(ValueError, match="more rows than slots"):
         TrajectoryStore(slots, rows)
-
-
-def test_b39_anchors_are_the_steps_of_non_negative_continuity() -> None:
-    continuity = np.array([-1, 4, 4, -1, -1, 0, 7], np.int64)
-    found = Occupant.of(Episode(7, {("continuity_id",): continuity}), 3, 2)
-    assert found == Occupant(3, 2, 7, ((1, 3), (5, 7)))
-    assert found.valid_indices == tuple(range(7))
-    assert found.anchor_indices == (1, 2, 5, 6)
-    assert found.eligible_anchors == 4
-
-
-def test_b39_an_episode_may_have_no_anchor_at_all() -> None:
-    found = Occupant.of(Episode(2, {("continuity_id",): np.array([-1, -1], np.int64)}), 0, 1)
-    assert found.anchor_indices == ()
-    assert found.eligible_anchors == 0
-    assert found.valid_indices == (0, 1)

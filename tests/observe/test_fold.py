@@ -21,14 +21,13 @@ class Numbering:
 
 
 def episode(make: Numbering, cls: type[ev.Event], episode_id: int, slot: int, steps: int = 5) -> ev.Event:
-    indices = tuple(range(steps))
     return make(
         cls,
         episode_id=episode_id,
         generation=1 + episode_id // 4,
         slot=slot,
-        valid_frame_indices=indices,
-        eligible_anchor_indices=indices,
+        valid_runs=((0, steps),),
+        anchor_runs=((0, steps),),
         valid_frames=steps,
         eligible_anchors=steps,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ods_async.core.events import StateChanged, to_plain
+from ods_async.core.events import StateChanged, to_record
 from ods_async.core.reports import ServiceBeat
 from ods_async.core.requests import Records
 from ods_async.errors import ProtocolError
@@ -19,7 +19,7 @@ def event(sequence: int, run_id: int = 7) -> StateChanged:
 
 
 def records(first: int, end: int, oldest: int = 0, upto: int | None = None) -> Records:
-    return Records(tuple(to_plain(event(n)) for n in range(first, end)), oldest, end if upto is None else upto)
+    return Records(tuple(to_record(event(n)) for n in range(first, end)), oldest, end if upto is None else upto)
 
 
 def numbers(sequencer: Sequencer) -> list[Any]:

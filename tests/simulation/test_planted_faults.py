@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ods_async.client.exchange import Exchange
-from ods_async.core import production, sampling
+from ods_async.core import production, sampling, write
 from ods_async.core.budget import SamplingBudget
 from ods_async.core.lifecycle import LifecycleLog
 from ods_async.core.production import ProductionDesk
@@ -108,12 +108,10 @@ def contexts_end_a_step_early(patch: pytest.MonkeyPatch) -> None:
 
 @planted("window")
 def continuity_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    def runs(original: Any, episode: Any) -> Any:
-        arrays = dict(episode.arrays)
-        arrays["continuity_id",] = arrays["continuity_id",] * 0
-        return original(type(episode)(episode.length, arrays, episode.segments, episode.instruction))
+    def runs(original: Any, valid: Any, continuity_id: Any, *notes: Any) -> Any:
+        return original(valid, continuity_id * 0, *notes)
 
-    instead(patch, production, "runs_of_episode", runs)
+    instead(patch, write, "runs_of", runs)
 
 
 @planted("window")
@@ -123,20 +121,25 @@ def a_failed_write_is_published(patch: pytest.MonkeyPatch) -> None:
         segment.stamps[list(effect.rows)] = effect.stamps
 
     instead(patch, broker_peer.Segment, "scribble", tell_no_error)
-    patch.setattr(broker_peer, "write_rollout", lambda arrays, stamps, effect: None)
+    patch.setattr(
+        broker_peer,
+        "write_rollout",
+        lambda arrays, stamps, effect: tuple(map(write.runs_of_episode, effect.rollout.episodes)),
+    )
     patch.setattr(broker_peer.RunLedger, "memory_holds", lambda ledger, row, arrays: None)
 
 
 @planted("kept")
 def a_row_keeps_the_tail_of_its_last_episode(patch: pytest.MonkeyPatch) -> None:
-    def write(original: Any, arrays: Any, stamps: Any, effect: Any) -> None:
+    def leave_tails(original: Any, arrays: Any, stamps: Any, effect: Any) -> Any:
         before = {path: array[list(effect.rows)].copy() for path, array in arrays.items()}
-        original(arrays, stamps, effect)
+        runs = original(arrays, stamps, effect)
         for number, (row, episode) in enumerate(zip(effect.rows, effect.rollout.episodes, strict=True)):
             for path, array in arrays.items():
                 array[row, episode.length :] = before[path][number, episode.length :]
+        return runs
 
-    instead(patch, broker_peer, "write_rollout", write)
+    instead(patch, broker_peer, "write_rollout", leave_tails)
 
 
 # --- rollouts ---------------------------------------------------------------------------------------------------------

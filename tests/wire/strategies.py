@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from ods_async.core.events import EpisodeEvicted, EpisodePublished
 from ods_async.core.requests import Batch, BufferDescription, FieldDescription, Plan, Sample
 from ods_async.wire.plain import SCALARS
 
@@ -92,7 +93,22 @@ SPECIAL: dict[type[Any], dict[str, st.SearchStrategy[Any]]] = {
 }
 
 
+@st.composite
+def episode_events(draw: st.DrawFn, cls: type[Any]) -> Any:
+    def runs() -> Any:
+        turns = sorted(draw(st.sets(st.integers(0, 2**30), max_size=8)))
+        return tuple(zip(turns[::2], turns[1::2], strict=False))
+
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: draw(of_annotation(hints[f.name])) for f in dataclasses.fields(cls)}
+    fields |= {"valid_runs": runs(), "anchor_runs": runs()}
+    counts = {"valid_frames": "valid_runs", "eligible_anchors": "anchor_runs"}
+    return cls(**fields | {name: sum(end - start for start, end in fields[key]) for name, key in counts.items()})
+
+
 def of_class(cls: type[Any]) -> st.SearchStrategy[Any]:
+    if cls in (EpisodePublished, EpisodeEvicted):
+        return episode_events(cls)
     if cls is FieldDescription:
         return FIELDS
     if cls is Plan:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ods_async.core.events import GenerationCompleted, to_plain
+from ods_async.core.events import EpisodePublished, GenerationCompleted, to_record
 from ods_async.core.reports import Heartbeat, RevokeTickets, ServiceBeat, ShutDown, Ticket, Verdict
 from ods_async.core.requests import (
     Batch,
@@ -84,11 +84,31 @@ def test_every_event_comes_back_out_of_a_replay_with_its_types(cls: type[Any]) -
     @QUICK
     @given(of_class(cls))
     def check(event: Any) -> None:
-        _, answer = codec.decode_answer(codec.encode_answer(3, Records((to_plain(event),), 1, 2)))
+        _, answer = codec.decode_answer(codec.encode_answer(3, Records((to_record(event),), 1, 2)))
         assert isinstance(answer, Records)
-        assert same(codec.event_from_plain(answer.events[0]), event)
+        assert same(codec.event_from_record(answer.events[0]), event)
 
     check()
+
+
+@pytest.mark.parametrize(
+    ("runs", "steps"), [(((0, 4),), 5), (((3, 1),), -2), (((0, 3), (2, 4)), 5), (((-1, 2),), 3), (((0, 2**40),), 2**40)]
+)
+def test_b39_an_event_whose_runs_are_none_is_refused_before_anyone_writes_them_out(runs: Any, steps: int) -> None:
+    event = EpisodePublished(
+        sequence=1,
+        run_id=2,
+        monotonic_ns=3,
+        episode_id=4,
+        generation=5,
+        slot=6,
+        valid_runs=((0, 9),),
+        anchor_runs=runs,
+        valid_frames=9,
+        eligible_anchors=steps,
+    )
+    with pytest.raises(ProtocolError, match="anchor_runs"):
+        codec.decode_broadcast(*codec.encode_broadcast(event))
 
 
 def test_a_ticket_comes_back_equal() -> None:

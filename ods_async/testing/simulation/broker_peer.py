@@ -296,8 +296,8 @@ class SimBroker:
         if not self.world.calm and self.world.chance(self.scenario.write_fails):
             self.feed(RolloutWritten(effect.job_id, "it could not be written: OSError: simulated"))
             return
-        write_rollout(segment.arrays, segment.stamps, effect)
-        self.feed(RolloutWritten(effect.job_id))
+        runs = write_rollout(segment.arrays, segment.stamps, effect)
+        self.feed(RolloutWritten(effect.job_id, "", runs))
         for row in effect.rows:
             if row in self.ledger.episode_in_row:
                 self.ledger.memory_holds(row, segment.arrays)
