@@ -272,7 +272,7 @@ class Owner:
         if error is not None:
             raise again(error)
 
-    def blame(self, error: Exception, timeout: float = 1.0) -> Exception:
+    def blame(self, error: Exception, timeout: float = 3.0) -> Exception:
         """What to raise for a consumer's ``error``: when the broker's process is gone, that says more."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, timeout)
