@@ -77,7 +77,11 @@ class AsyncClient(ClientCore):
         self._finalizer = weakref.finalize(self, _end, self._hub, os.getpid())
 
     async def __aenter__(self) -> Self:
-        await self.connect()
+        try:
+            await self.connect()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(

@@ -75,7 +75,11 @@ class Client(ClientCore):
         self._finalizer = weakref.finalize(self, _end, self._hub, self._wake, os.getpid())
 
     def __enter__(self) -> Self:
-        self.connect()
+        try:
+            self.connect()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

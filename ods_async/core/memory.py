@@ -143,6 +143,8 @@ class SegmentLayout:
             raise _bad(f"{rows} rows of {steps} steps in {nbytes} bytes")
         if len(description.token) != TOKEN_BYTES:
             raise _bad(f"the token has {len(description.token)} bytes instead of {TOKEN_BYTES}")
+        if not description.fields:
+            raise _bad("no fields at all")
         if description.stamps_offset % 8:
             raise _bad(f"the stamps begin at byte {description.stamps_offset}, which is no multiple of 8")
         specs = tuple(field_of(field) for field in description.fields)
