@@ -11,6 +11,8 @@ import ods_async as ods
 from ods_async.testing.conformance.checks import fields_of, varied
 from ods_async.testing.conformance.environments import CONTRACTS, CONTRACTS_ID, MODULE
 from ods_async.testing.conformance.ways import LoopThread, Way, make_engine
+from ods_async.worker.actions import check_recording
+from ods_async.worker.environments import make_environment
 
 
 def _requests(flaw: str | None = None, **changes: Any) -> ods.OnlineDataEngineCfg:
@@ -48,10 +50,24 @@ def test_b46_policy_requests_are_recorded_raw(engine_way: str, loop: LoopThread)
         ({"state_dim": 9}, "state_dim: expected 9"),
     ],
 )
-def test_b46_the_first_disagreement_fails_the_start(changes: dict[str, Any], said: str, loop: LoopThread) -> None:
-    """B46, B4, B45: it is named, before anything is simulated."""
-    engine = make_engine("engine", _requests(**changes), loop)
+def test_b46_the_first_disagreement_is_named(changes: dict[str, Any], said: str) -> None:
+    """B46, B4, B45: before anything is simulated."""
+    cfg = _requests(**changes)
+    environment = make_environment(cfg.gym_config, cfg.steps, cfg.action_config)
     with pytest.raises(ods.SchemaMismatchError, match=said):
+        check_recording(
+            environment,
+            action_semantics=cfg.action_semantics,
+            action_contracts=cfg.action_contracts,
+            action_dim=cfg.action_dim,
+            state_dim=cfg.state_dim,
+        )
+
+
+def test_b46_a_disagreement_fails_the_start(engine_way: str, loop: LoopThread) -> None:
+    """B46, B7: with the same error."""
+    engine = make_engine(engine_way, _requests("order"), loop)
+    with pytest.raises(ods.SchemaMismatchError, match=r"action_contracts\[0\]"):
         engine.start()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 import ods_async as ods
 from ods_async.testing.conformance.checks import fields_of, story, varied
-from ods_async.testing.conformance.ways import CLIENT_WAYS, LoopThread, Service, Way, make_engine, open_client
+from ods_async.testing.conformance.ways import CLIENT_WAYS, WAYS, LoopThread, Service, Way, make_engine, open_client
 
 
 def check_texts(batch: Any, texts: dict[str, Any]) -> None:
@@ -65,12 +66,16 @@ def test_b43_padding_unknown_and_other_indices_are_refused(plain: Way) -> None:
         plain.resolve_language(batch.exclude("task_index"))
 
 
-def test_b43_texts_are_known_after_the_end(way_in: str, loop: LoopThread) -> None:
-    """B43: to the engine, for anybody's batch; to a client, for every batch that it drew."""
-    with Service(varied(), loop, (way_in,)) as service, service.open(way_in) as way:
-        batch = way.sample_batch(20, 2)
+def test_b43_texts_are_known_after_the_end(loop: LoopThread) -> None:
+    """B43: to the engines, and to a client for every batch that it drew."""
+    with contextlib.ExitStack() as stack:
+        service = stack.enter_context(Service(varied(), loop))
+        ways = [stack.enter_context(service.open(way)) for way in WAYS]
+        batches = [way.sample_batch(20, 2) for way in ways]
         service.stop()
-        check_texts(batch, way.resolve_language(batch))
+        for way, batch in zip(ways, batches, strict=True):
+            check_texts(batch, way.resolve_language(batch))
+        check_texts(batches[-1], ways[0].resolve_language(batches[-1]))  # another's batch, of the same run
 
 
 def test_b44_a_full_dictionary_fails_the_rollout_and_keeps_what_it_has(loop: LoopThread) -> None:

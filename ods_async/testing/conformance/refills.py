@@ -140,7 +140,7 @@ def test_b33_consumers_ahead_wait_with_a_reason_and_producers_ahead_pause(contin
 
 def test_b33_a_consumer_too_far_ahead_is_told_why_it_waits(loop: LoopThread) -> None:
     """B33: the time-out says who is ahead, and by how much."""
-    cfg = varied(refill_policy="continuous", samples_per_insert=0.5, num_workers=1, env={"delay": 0.2})
+    cfg = varied(refill_policy="continuous", samples_per_insert=0.5, num_workers=1, env={"delay": 0.02})
     engine = make_engine("engine", cfg, loop)
     engine.start()
     try:

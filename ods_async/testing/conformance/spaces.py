@@ -11,6 +11,7 @@ import ods_async as ods
 from ods_async.testing.conformance.checks import fields_of, varied
 from ods_async.testing.conformance.environments import MODULE, SPACES_ID, samples_of
 from ods_async.testing.conformance.ways import LoopThread, Way, make_engine
+from ods_async.worker.environments import make_environment
 
 _NAMES = [
     "bool",
@@ -76,10 +77,17 @@ def test_b14_actions_of_several_parts_are_recorded_as_they_were_told(spaced: Way
 
 
 @pytest.mark.parametrize("kind", ["text", "sequence", "graph", "oneof"])
-def test_b17_a_space_without_a_fixed_shape_is_refused_at_start_by_its_path(kind: str, loop: LoopThread) -> None:
-    """B17, B7: before anything is simulated."""
+def test_b17_a_space_without_a_fixed_shape_is_refused_by_its_path(kind: str) -> None:
+    """B17: when the environment is made, before anything is simulated."""
     gym = {"id": SPACES_ID, "imports": [MODULE], "kwargs": {"refuse": kind}}
-    engine = make_engine("engine", varied(buffer_size=2, max_episode_steps=9, gym_config=gym), loop)
+    with pytest.raises(ods.SchemaMismatchError, match=r"obs/outer/deep/1"):
+        make_environment(gym, 9)
+
+
+def test_b17_a_space_that_cannot_be_stored_fails_the_start(engine_way: str, loop: LoopThread) -> None:
+    """B17, B7: with the same error."""
+    gym = {"id": SPACES_ID, "imports": [MODULE], "kwargs": {"refuse": "graph"}}
+    engine = make_engine(engine_way, varied(buffer_size=2, max_episode_steps=9, gym_config=gym), loop)
     with pytest.raises(ods.SchemaMismatchError, match=r"obs/outer/deep/1"):
         engine.start()
     assert engine.state is ods.OnlineDataEngineState.FAILED
