@@ -18,9 +18,9 @@ Draws = list[tuple[int, int]]
 
 @pytest.fixture(scope="module")
 def engine(_nothing_left_by_the_run: None) -> Iterator[OnlineDataEngine]:
-    """Eight episodes of 3 to 240 steps; seeded, as the draws are: the counts below are the same in every run."""
+    """Sixteen episodes of 3 to 240 steps; seeded, as the draws are: the counts below are the same in every run."""
     cfg = OnlineDataEngineCfg(
-        buffer_size=8,
+        buffer_size=16,
         max_episode_steps=HIGH,
         gym_config={"id": "ods_async/Counting-v0", "kwargs": {"min_length": LOW, "max_length": HIGH}},
         refill_policy="manual",
@@ -73,7 +73,7 @@ def check(draws: Draws, starts: dict[int, int]) -> None:
 def test_windows_are_uniform_over_episodes_then_over_starts(engine: OnlineDataEngine, data_path: str) -> None:
     """B22: the long do not crowd out the short; rows too short for the window are left out; all ends are reached."""
     known = lengths(engine)
-    assert len(known) == 8
+    assert len(known) == 16
     assert max(known.values()) > 6 * min(known.values()), "these lengths are not very different"
     endpoint = engine.endpoints[0 if data_path == "shared_memory" else 1]
     with Client(endpoint, data_path=data_path) as client:
