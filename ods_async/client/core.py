@@ -27,7 +27,7 @@ from ods_async.core.requests import (
 from ods_async.core.states import OnlineDataEngineState
 from ods_async.errors import ArgumentError, ClosedError, StateError
 from ods_async.transport.curve import CurveKeys, as_keys
-from ods_async.transport.endpoint import parse_endpoint
+from ods_async.transport.endpoint import parse_address
 from ods_async.transport.pool import BufferPool
 from ods_async.transport.sockets import ChannelOptions, Hub
 from ods_async.wire.asking import checked_timeout
@@ -80,7 +80,7 @@ class ClientCore:
         keys: CurveKeys | str | os.PathLike[str] | None = None,
         name: str | None = None,
     ) -> None:
-        self._endpoint = str(parse_endpoint(endpoint))
+        self._endpoint = str(parse_address(endpoint))
         self._data_path: DataPath = checked_data_path(data_path)
         self._timeout = checked_timeout(timeout, DEFAULT_TIMEOUT)
         self._connect_timeout = checked_timeout(connect_timeout, 5.0)

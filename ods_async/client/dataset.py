@@ -24,7 +24,7 @@ from ods_async.core.sample_rules import CONTEXT_MODES
 from ods_async.core.windows import MODES
 from ods_async.errors import ArgumentError, ClosedError, OdsError, RequestTimeoutError
 from ods_async.transport.curve import CurveKeys
-from ods_async.transport.endpoint import parse_endpoint
+from ods_async.transport.endpoint import parse_address
 from ods_async.wire.asking import checked_timeout
 
 __all__ = ["DatasetIterator", "OnlineDataset"]
@@ -322,7 +322,7 @@ class DatasetIterator(Iterator[Any]):
 
 def _checked_source(source: object) -> object:
     if isinstance(source, str):
-        return str(parse_endpoint(source))
+        return str(parse_address(source))
     if (
         isinstance(source, ClientCore)
         or hasattr(type(source), "endpoint")

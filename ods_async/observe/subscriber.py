@@ -32,7 +32,7 @@ from ods_async.errors import (
 )
 from ods_async.observe.sequence import EventsLost, Sequencer
 from ods_async.transport.curve import CurveKeys, as_keys
-from ods_async.transport.endpoint import parse_endpoint
+from ods_async.transport.endpoint import parse_address
 from ods_async.transport.lane import AsyncLane, Lane
 from ods_async.transport.pump import AsyncPump
 from ods_async.transport.sockets import Channel, ChannelOptions, Frame, Hub, open_channel
@@ -109,7 +109,7 @@ class EventSubscriber:
                 value=repr(since),
                 rule="0 or more, or None",
             )
-        self.endpoint = str(parse_endpoint(endpoint))
+        self.endpoint = str(parse_address(endpoint))
         self.malformed = 0
         self._follow = follow
         self._connect_timeout = checked_timeout(connect_timeout, 5.0)

@@ -23,6 +23,7 @@ __all__ = [
     "for_peer",
     "is_loopback",
     "is_wildcard",
+    "parse_address",
     "parse_endpoint",
     "resolve_for_bind",
     "sibling",
@@ -98,6 +99,18 @@ def _parse_tcp(text: str, rest: str) -> Endpoint:
         except ValueError:
             raise _bad(text, "the host is not an IPv4 address, as in tcp://127.0.0.1:5555") from None
     return Endpoint("tcp", host, int(port_text))
+
+
+def parse_address(text: str) -> Endpoint:
+    """As :func:`parse_endpoint`, for somebody to connect to: a place where a broker can really be.
+
+    Raises:
+        EndpointError: also for the tcp port 0, which means "any free one" to who binds it, and nothing to who connects.
+    """
+    parsed = parse_endpoint(text)
+    if parsed.scheme == "tcp" and parsed.port == 0:
+        raise _bad(text, "port 0 is for binding; connect to the port that the broker got and tells at its start")
+    return parsed
 
 
 def _bad(value: str, rule: str) -> EndpointError:

@@ -16,12 +16,19 @@ from typing import Any, Final
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from metaworld.env_dict import ALL_V3_ENVIRONMENTS
-from metaworld.policies import ENV_POLICY_MAP
 from numpy.typing import NDArray
 
 from ods_async.config.rules import bad
 from ods_async.worker.plans import DemoSegment, DemoView
+
+try:
+    from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+    from metaworld.policies import ENV_POLICY_MAP
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "metaworld":
+        raise
+    rule = "is for Meta-World, whose module metaworld is not here: pip install 'ods-async[metaworld]'"
+    raise bad("gym_config", __name__, rule) from error
 
 __all__ = ["TaskCycle", "expert"]
 
