@@ -193,6 +193,8 @@ class Exchange(Generic[B]):
         except BrokerUnreachableError:
             raise
         except RequestTimeoutError as error:
+            if self.known is not None and error.timeout < self._connect_timeout:
+                raise  # the caller's own time was up; a broker that was heard before may well be there
             raise BrokerUnreachableError(
                 f"no broker answers at {self.endpoint} within {error.timeout:.3g} s; is it running, and is the "
                 "address right?",

@@ -200,6 +200,14 @@ def test_nobody_answering_hello_means_unreachable() -> None:
         Script(made.greet(Session()), RequestTimeoutError("late", timeout=2.0))
 
 
+def test_a_short_time_out_on_a_new_connection_to_a_broker_heard_before_is_a_time_out() -> None:
+    made, _, _ = ready()
+    with pytest.raises(RequestTimeoutError):
+        Script(made.greet(Session()), RequestTimeoutError("late", timeout=0.001))
+    with pytest.raises(BrokerUnreachableError):
+        Script(made.greet(Session()), RequestTimeoutError("late", timeout=2.0))
+
+
 def test_another_protocol_is_refused_with_both_numbers() -> None:
     made, _ = exchange()
     with pytest.raises(ProtocolError, match="protocol 99"):
