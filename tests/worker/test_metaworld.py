@@ -32,13 +32,18 @@ def env() -> Any:
 def test_each_task_succeeds_in_named_segments_with_instructions(env: Any) -> None:
     policy = resolve_policy("ods_async.worker.metaworld:expert")
     seen = set()
+    several = False
     for index in range(6):
         result = execute_demo_episode(env, policy=policy, episode_index=index, seed=index)
         assert result.all_success, result.reasons
         (episode,) = result.episodes
         task = str(episode.metadata["task"])
         assert task == list(NAMES)[index % 3]
-        assert [s.name for s in episode.segments] == NAMES[task]
+        # A phase that is over before it began (the hand starts above the puck, say) makes no segment.
+        names = [s.name for s in episode.segments]
+        assert names == [name for name in NAMES[task] if name in names]
+        assert names[-1] == NAMES[task][-1]
+        several |= len(names) > 1
         assert all(s.instruction and s.accepted and s.end > s.start for s in episode.segments)
         assert (episode.segments[0].start, episode.segments[-1].end) == (0, episode.length)
         assert episode.instruction
@@ -49,6 +54,7 @@ def test_each_task_succeeds_in_named_segments_with_instructions(env: Any) -> Non
         assert episode.length < 150
         seen.add(observations[0].tobytes())
     assert len(seen) == 6
+    assert several
 
 
 def test_the_same_seed_gives_the_same_episode_and_another_one_another(env: Any) -> None:
