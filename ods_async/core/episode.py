@@ -64,8 +64,9 @@ class Episode:
                 expected=f"1 to {capacity}",
                 found=str(self.length),
             )
+        known = {spec.path for spec in schema}
         for path in self.arrays:
-            if path not in schema:
+            if path not in known:
                 raise _mismatch(path, "no such field", "a field that the schema does not have")
         for spec in schema:
             array = self.arrays.get(spec.path)

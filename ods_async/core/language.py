@@ -145,7 +145,7 @@ class LanguageRegistry(SharedLanguageRegistry):
         for task, own in zip(tasks, subtasks, strict=True):
             entries += [("task", task), ("subtask", task)]
             entries += [("subtask", text) for text in own if text is not None]
-        self._add_all(entries)
+        self._add_all(tuple(dict.fromkeys(entries)))  # episodes of one rollout mostly say the same
         task_index, subtask_index = self._index["task"], self._index["subtask"]
         return tuple(task_index[task] for task in tasks), tuple(
             (*(-1 if text is None else subtask_index[text] for text in own), subtask_index[task])

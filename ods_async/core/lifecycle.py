@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from itertools import islice
 from typing import Any, Final
 
@@ -130,16 +131,22 @@ def bounded_text(text: str, limit: int = TEXT_BYTES) -> str:
     return head + note + tail
 
 
+@cache
+def _sized_fields(cls: type[Event]) -> tuple[str, ...]:
+    """The fields that are more than a number."""
+    return tuple(field.name for field in dataclasses.fields(cls) if field.type not in ("int", "float"))
+
+
 def _bounded(event: Event) -> tuple[Event, int]:
     """The event with its texts cut to :data:`TEXT_BYTES`, and about how many bytes it takes."""
     size = 256
     changes: dict[str, Any] = {}
-    for field in dataclasses.fields(event):
-        value = getattr(event, field.name)
+    for name in _sized_fields(type(event)):
+        value = getattr(event, name)
         if isinstance(value, str):
             text = bounded_text(value)
             if text is not value:
-                changes[field.name] = text
+                changes[name] = text
             size += 4 * len(text)
         elif isinstance(value, tuple):
             size += 120 * len(value)  # pairs of numbers
