@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.children import serve
 from benchmarks.workloads import WORKLOADS
-from ods_async.broker.allocator import keep_big_blocks
+from ods_async.broker.process import settle_in
 from ods_async.broker.service import Broker
 from ods_async.config import OnlineDataEngineCfg
 
@@ -51,7 +51,7 @@ class LoopWatch:
 
 
 def main() -> None:
-    keep_big_blocks()
+    settle_in()
     loop = asyncio.new_event_loop()
     running: list[Broker] = []
     watches: list[LoopWatch] = []

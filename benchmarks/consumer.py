@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.broker import top
 from benchmarks.children import memory, serve
 from benchmarks.workloads import WORKLOADS
-from ods_async.broker.allocator import keep_big_blocks
+from ods_async.transport.allocator import keep_big_blocks
 
 
 def plain(client: Any, work: Any, case: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], bool]:

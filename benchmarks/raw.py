@@ -10,7 +10,7 @@ import numpy as np
 import zmq
 
 from benchmarks.children import serve
-from ods_async.broker.allocator import keep_big_blocks
+from ods_async.transport.allocator import keep_big_blocks
 
 
 class Raw:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         WorkerExitedError,
     )
     from ods_async.observe.subscriber import EventsLost, EventSubscriber
+    from ods_async.transport.allocator import keep_big_blocks
     from ods_async.transport.curve import CurveKeys
     from ods_async.wire.errors import register_error
     from ods_async.worker.demonstration import DemoEpisodeResult, DemoSegment, execute_demo_episode
@@ -102,6 +103,7 @@ __all__ = [
     "WorkerExitedError",
     "__version__",
     "execute_demo_episode",
+    "keep_big_blocks",
     "register_error",
 ]
 
@@ -125,6 +127,7 @@ _HOMES = {
     "UniformChunkSampler": "client.chunk_sizes",
     "Worker": "worker.runtime",
     "execute_demo_episode": "worker.demonstration",
+    "keep_big_blocks": "transport.allocator",
     "register_error": "wire.errors",
 }
 

@@ -32,6 +32,7 @@ CLASSES_AND_FUNCTIONS = {
     "UniformChunkSampler",
     "Worker",
     "execute_demo_episode",
+    "keep_big_blocks",
     "register_error",
 }
 

@@ -23,7 +23,9 @@ def run(options: argparse.Namespace) -> int:
             rule="with --horizon",
         )
     from ods_async.client.sync import Client
+    from ods_async.transport.allocator import keep_big_blocks
 
+    keep_big_blocks()
     with Client(
         options.endpoint,
         data_path=options.data_path,

@@ -24,6 +24,7 @@ def run_broker(options: argparse.Namespace) -> int:
 
 
 async def _serve(cfg: OnlineDataEngineCfg, as_json: bool) -> int:
+    from ods_async.broker.process import settle_in
     from ods_async.broker.service import Broker
 
     loop = asyncio.get_running_loop()
@@ -38,6 +39,7 @@ async def _serve(cfg: OnlineDataEngineCfg, as_json: bool) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, handle, number)
+    settle_in()
     broker = Broker(cfg)
     async with broker:
         with published_token(broker.endpoints, broker.owner_token):
@@ -63,7 +65,9 @@ def run_one_worker(options: argparse.Namespace) -> int:
     """Make demonstrations until the broker, or a signal, ends it."""
     cfg = settings_for(options, standing=False)
     cfg.require_environment()
+    from ods_async.transport.allocator import keep_big_blocks
     from ods_async.worker.runtime import run_worker
 
+    keep_big_blocks()
     name = options.worker_id or f"{socket.gethostname()[:64]}-{os.getpid()}"
     return run_worker(cfg, options.connect, worker_id=name, keys=options.keys, patience=options.patience)

@@ -23,6 +23,7 @@ from ods_async.client.sync import Client
 from ods_async.core.sample_rules import CONTEXT_MODES
 from ods_async.core.windows import MODES
 from ods_async.errors import ArgumentError, ClosedError, OdsError, RequestTimeoutError
+from ods_async.transport.allocator import keep_big_blocks
 from ods_async.transport.curve import CurveKeys
 from ods_async.transport.endpoint import parse_address
 from ods_async.wire.asking import checked_timeout
@@ -148,6 +149,8 @@ class OnlineDataset(IterableDataset[Any]):
         """Begin the next epoch."""
         suit_loader(sys._getframe(1))
         place = here()
+        if place.inside:
+            keep_big_blocks()  # the process does nothing but this
         epoch = 0 if self._epochs is None else self._epochs.begin(place.worker)
         return DatasetIterator(self, place, stream_of(self.seed, self.rank, place.worker, epoch))
 

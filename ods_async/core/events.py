@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, ClassVar, Final
 
 __all__ = [
+    "KINDS",
     "ClientRefused",
     "EpisodeEvicted",
     "EpisodePublished",
@@ -232,6 +233,29 @@ class ClientRefused(Event):
     reason: str
     total: int
 
+
+KINDS: Final[dict[str, type[Event]]] = {
+    cls.kind: cls
+    for cls in (
+        EpisodePublished,
+        EpisodeEvicted,
+        GenerationRequested,
+        GenerationCompleted,
+        StateChanged,
+        WorkerJoined,
+        WorkerLeft,
+        WorkerStalled,
+        WorkerReturned,
+        WorkerRestarted,
+        WorkerExited,
+        WorkerFailure,
+        TicketReissued,
+        RolloutRefused,
+        MessageRejected,
+        ClientRefused,
+    )
+}
+"""Every event there is, by its kind."""
 
 _SHOWN: Final = {"valid_runs": "valid_frame_indices", "anchor_runs": "eligible_anchor_indices"}
 

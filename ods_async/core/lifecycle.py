@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable
-from functools import cache
 from itertools import islice
 from typing import Any, Final
 
-from ods_async.core.events import Event
+from ods_async.core.events import KINDS, Event
 
 __all__ = ["TEXT_BYTES", "EventLog", "LifecycleLog", "bounded_text"]
 
@@ -131,17 +130,18 @@ def bounded_text(text: str, limit: int = TEXT_BYTES) -> str:
     return head + note + tail
 
 
-@cache
-def _sized_fields(cls: type[Event]) -> tuple[str, ...]:
-    """The fields that are more than a number."""
-    return tuple(field.name for field in dataclasses.fields(cls) if field.type not in ("int", "float"))
+# The fields that are more than a number, by class.
+_SIZED_FIELDS: Final = {
+    cls: tuple(field.name for field in dataclasses.fields(cls) if field.type not in ("int", "float"))
+    for cls in KINDS.values()
+}
 
 
 def _bounded(event: Event) -> tuple[Event, int]:
     """The event with its texts cut to :data:`TEXT_BYTES`, and about how many bytes it takes."""
     size = 256
     changes: dict[str, Any] = {}
-    for name in _sized_fields(type(event)):
+    for name in _SIZED_FIELDS[type(event)]:
         value = getattr(event, name)
         if isinstance(value, str):
             text = bounded_text(value)

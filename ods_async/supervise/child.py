@@ -55,8 +55,10 @@ def main() -> int:
 
 
 async def _be_broker(cfg: OnlineDataEngineCfg, document: dict[str, Any], report_fd: int, watch: OwnerWatch) -> int:
+    from ods_async.broker.process import settle_in
     from ods_async.broker.service import Broker
 
+    settle_in()
     loop = asyncio.get_running_loop()
     asked_to_end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,8 +98,10 @@ def _once_then_at_once(asked: asyncio.Event, number: int) -> Any:
 
 
 def _be_worker(cfg: OnlineDataEngineCfg, document: dict[str, Any], watch: OwnerWatch) -> int:
+    from ods_async.transport.allocator import keep_big_blocks
     from ods_async.worker.runtime import run_worker
 
+    keep_big_blocks()
     return run_worker(
         cfg,
         document["endpoint"],

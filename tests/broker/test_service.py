@@ -343,7 +343,7 @@ def test_several_brokers_live_side_by_side_in_one_process() -> None:
 def test_the_broker_imports_neither_torch_nor_gymnasium() -> None:
     """Its process starts quickly and stays small."""
     code = (
-        "import sys, ods_async.broker.service, ods_async.broker.allocator as a; a.keep_big_blocks();"
+        "import sys, ods_async.broker.service, ods_async.transport.allocator as a; a.keep_big_blocks();"
         "print([name for name in ('torch', 'tensordict', 'gymnasium') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

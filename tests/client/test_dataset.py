@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from ods_async.client import dataset as dataset_module
 from ods_async.client.aio import AsyncClient
 from ods_async.client.chunk_sizes import ChunkSizeSampler, UniformChunkSampler
 from ods_async.client.dataset import OnlineDataset
-from ods_async.client.streams import stream_of
+from ods_async.client.streams import Place, stream_of
 from ods_async.client.sync import Client
 from ods_async.config import OnlineDataEngineCfg
 from ods_async.errors import (
@@ -364,3 +366,16 @@ def test_bad_addresses_and_epochs_are_refused() -> None:
     with pytest.raises(ArgumentError, match="epoch"):
         dataset.set_epoch(-1)
     assert repr(dataset) == "OnlineDataset('tcp://127.0.0.1:9', chunk_size=3, batch_size=None)"
+
+
+@pytest.mark.parametrize(("inside", "told"), [(True, 1), (False, 0)])
+def test_big_blocks_are_kept_in_a_loader_s_own_process_and_never_in_the_user_s(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, inside: bool, told: int
+) -> None:
+    """Issue 4: it changes the allocator of a whole process, which only its owner may decide."""
+    calls: list[bool] = []
+    monkeypatch.setattr(dataset_module, "keep_big_blocks", lambda: calls.append(True))
+    monkeypatch.setattr(dataset_module, "here", lambda: Place(0, 1, inside))
+    with closing(iter(OnlineDataset(broker.endpoint, chunk_size=3, batch_size=2))) as batches:
+        next(batches)
+    assert len(calls) == told

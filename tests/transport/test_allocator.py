@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import resource, threading
-from ods_async.broker.allocator import keep_big_blocks
+from ods_async.transport.allocator import keep_big_blocks
 
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
