@@ -127,6 +127,7 @@ class Doors:
         self._siblings = [Siblings(*three) for three in zip(tickets, rollouts, events, strict=True)]
         self._watches: dict[str, ConnectionWatch] = {}
         self._rollouts_pump: Callable[[], AsyncPump] | None = None
+        self._pauses = 0
         self._closed = False
 
     def open(
@@ -187,10 +188,14 @@ class Doors:
         return watch.connected
 
     def pause_rollouts(self, pause: bool) -> None:
-        """Stop reading what workers send, or go on; senders are held back by the queue's bound."""
+        """Stop reading what workers send, or go on; senders are held back by the queue's bound.
+
+        Several may ask for a pause; it lasts until each of them has ended its own.
+        """
+        self._pauses += 1 if pause else -1
         if pause:
             self.rollouts.stop()
-        elif not self._closed and self._rollouts_pump is not None:
+        elif not self._pauses and not self._closed and self._rollouts_pump is not None:
             self.rollouts = self._rollouts_pump()
 
     def close(self, linger: float) -> None:

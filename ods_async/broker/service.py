@@ -88,6 +88,7 @@ class Broker:
         self._reports: Reports | None = None
         self._stimuli: deque[Stimulus] = deque()
         self._handling = False
+        self._crowded = False
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = 0.0
         self._housekeeping: asyncio.Task[None] | None = None
@@ -239,6 +240,17 @@ class Broker:
                 self._handle(self._stimuli.popleft())
         finally:
             self._handling = False
+        self._hold_back()
+
+    def _hold_back(self) -> None:
+        # Rollouts that arrive faster than they are written pile up in this process otherwise, a whole generation's.
+        # While a write is under way only: with nothing to wait for, workers' heartbeats must be heard.
+        assert self._state is not None
+        assert self._doors is not None
+        crowded = self._state.production.crowded and self._end is None
+        if crowded != self._crowded:
+            self._crowded = crowded
+            self._doors.pause_rollouts(crowded)
 
     def _handle(self, stimulus: Stimulus) -> None:
         assert self._state is not None

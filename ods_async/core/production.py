@@ -32,6 +32,7 @@ from ods_async.errors import ArgumentError, LanguageCapacityError, OdsError, Sch
 __all__ = ["ProductionDesk"]
 
 REMEMBERED_VERDICTS = 16_384
+MOST_WAITING = 2  # rollouts behind the one being written, from when on no more should be received
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,11 @@ class ProductionDesk:
     def idle(self) -> bool:
         """Whether no rollout is on its way to publication."""
         return not self._waiting and self._job is None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether rollouts arrive faster than they are written: it passes with the write that is under way."""
+        return self._job is not None and len(self._waiting) >= MOST_WAITING
 
     # --- rollouts ---------------------------------------------------------------------------------------------------
 

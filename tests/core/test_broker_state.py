@@ -806,3 +806,27 @@ class TestConsumers:
         told = broker.events_of(events.ClientRefused)
         assert 1 <= len(told) <= 5
         assert (told[0].socket, told[0].address, told[0].total, len(told[0].key)) == ("requests", "10.0.0.0", 1, 100)
+
+
+def test_rollouts_are_crowded_only_while_one_is_written_and_others_wait() -> None:
+    """Issue 4: the broker's memory is a constant. But a worker must be heard while nothing can be written (C33)."""
+    broker = InMemoryBroker(buffer_size=5, spare_rows=2, auto_write=False)
+    broker.join()
+    production = broker.state.production
+    crowded = []
+    for _ in range(4):
+        broker.hand_in(broker.start_ticket(), episode_of(3))
+        crowded.append(production.crowded)
+    assert crowded == [False, False, True, True]
+    broker.write()
+    assert production.crowded
+    broker.write()
+    assert not production.crowded
+    full = InMemoryBroker(refill_policy="manual", lifecycle_event_capacity=4)
+    full.join()
+    full.connect()
+    full.fill()
+    full.get(Refill(OWNER))
+    full.fill()
+    assert full.state.production.pause.startswith("the lifecycle log is full")
+    assert not full.state.production.crowded
