@@ -42,6 +42,7 @@ __all__ = ["Chaos", "main"]
 
 _LOOK: Final = 0.05
 _ENDS: Final = 20.0
+_RIVAL_SECONDS: Final = 10.0
 _FINE_CODES: Final = {"broker": (0,), "consumer": (0,), "subscriber": (0, 1), "worker": (0, 1, 3, -9)}
 
 
@@ -137,6 +138,8 @@ class Chaos:
         if kind == "broker":
             self.welcome = None
         code = program.exit_codes[-1]
+        if kind == "broker" and code == 2 and time.monotonic() - self.mischief.rival_seen < _RIVAL_SECONDS:
+            return  # it came back while a second one had taken its place
         if code not in _FINE_CODES[kind] and not program.doomed:
             self.faults.append(f"{name} ended by itself with code {code}:\n{program.words()}")
 

@@ -288,3 +288,23 @@ def error_of(call: Callable[[], object]) -> Exception:
     except Exception as error:
         return error
     return AssertionError("no error")
+
+
+def test_an_owner_that_is_stopped_holds_nobody_up(ipc_folder: Path) -> None:
+    """C33: consumers and workers go on without it; what it missed it learns when it runs again."""
+    path = settings(ipc_folder, **values(endpoint=f"ipc://{ipc_folder / 'o.sock'}", refill_policy="continuous"))
+    with started("up", path, "--json") as program:
+        while "pids" not in (told := line_of(program)):
+            pass
+        with Client(told["endpoints"][0], timeout=SECONDS) as client:
+            client.wait_ready()
+            program.send_signal(signal.SIGSTOP)
+            try:
+                generation = client.get_stats()["requested_generation"]
+                client.wait_for_generation(generation)
+                assert faults(client.sample_batch(8, 4)) == []
+            finally:
+                program.send_signal(signal.SIGCONT)
+            assert client.get_status()["state"] == "READY"
+        program.send_signal(signal.SIGTERM)
+        assert ends(program, 15.0)[0] == 0

@@ -84,6 +84,12 @@ class Program:
         return self._process.pid
 
     @property
+    def current_pid(self) -> int | None:
+        """The process id, or None when it has ended; it may be read in any thread."""
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
+
+    @property
     def running(self) -> bool:
         """Whether it runs. When it has ended, its exit code stands at the end of ``exit_codes``."""
         if self._process is None:
@@ -150,13 +156,8 @@ class Program:
         return starts
 
     def words(self) -> str:
-        """The last of what it printed."""
-        try:
-            with self.log.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
-                return log.read().decode(errors="replace")
-        except OSError:
-            return ""
+        """The last of what it printed since its last start."""
+        return "\n".join(self.told()[-1])[-_LAST_BYTES:]
 
 
 class House:

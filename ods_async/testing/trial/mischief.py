@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from ods_async.core.requests import Welcome
-from ods_async.testing.trial.house import House, Program, child_environment
+from ods_async.testing.trial.house import House, Program, child_environment, until
 from ods_async.testing.trial.noise import make_noise
 from ods_async.testing.trial.relay import Relay
 
@@ -38,6 +40,7 @@ ENVIRONMENTS: Final[tuple[tuple[int, dict[str, Any]], ...]] = (
     (1, {"reset_delay": 2.0}),
 )
 _FAILING_EPISODES: Final = 40
+_RIVAL_SECONDS: Final = 30.0
 
 
 class Stage(Protocol):
@@ -60,11 +63,13 @@ class Mischief:
     Attributes:
         done: how often each fault was done.
         faults: what noise and rivals brought to light that should not be.
+        rival_seen: when a second broker was there last (monotonic seconds).
     """
 
     def __init__(self, stage: Stage, rng: random.Random, longest: float) -> None:
         self.done: Counter[str] = Counter()
         self.faults: list[str] = []
+        self.rival_seen = -math.inf
         self._stage = stage
         self._rng = rng
         self._longest = longest
@@ -204,19 +209,26 @@ class Mischief:
 
     def _run_rival(self, settings: Path, broker: Program, pid: int) -> str:
         """A second broker on a live one's endpoint fails and says why."""
-        done = subprocess.run(
-            [sys.executable, "-m", "ods_async", "broker", str(settings)],
-            capture_output=True,
-            text=True,
-            timeout=60.0,
-            env=child_environment(),
-            check=False,
-        )
-        if broker.running and broker.pid == pid and not broker.doomed:
-            if done.returncode not in (1, 2):
-                self.faults.append(f"a second broker on the endpoint ended with {done.returncode}: {done.stderr}")
-            elif "another broker" not in done.stderr:
-                self.faults.append(f"a second broker on the endpoint did not say why it ended: {done.stderr}")
+        command = [sys.executable, "-m", "ods_async", "broker", str(settings)]
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=child_environment()
+        ) as rival:
+            told, first_lives = "", True
+            for _ in until(time.monotonic() + _RIVAL_SECONDS, 0.05):
+                self.rival_seen = time.monotonic()
+                first_lives = first_lives and broker.current_pid == pid and not broker.doomed
+                if rival.poll() is not None or not first_lives:
+                    break  # where the first one has died meanwhile, the second one rightly takes its place
+            else:
+                self.faults.append(f"a second broker on the endpoint has not ended after {_RIVAL_SECONDS:g} s")
+            rival.kill()
+            told = rival.communicate()[1]
+        self.rival_seen = time.monotonic()
+        if first_lives and rival.returncode in (1, 2):
+            if "another broker" not in told:
+                self.faults.append(f"a second broker on the endpoint did not say why it ended: {told}")
+        elif first_lives:
+            self.faults.append(f"a second broker on the endpoint ended with {rival.returncode}: {told}")
         return "second broker"
 
     def _later(self, work: Callable[[], str]) -> None:
