@@ -33,6 +33,7 @@ from ods_async.errors import (
 )
 from ods_async.supervise.children import Child, end_all, exit_in_words
 from ods_async.supervise.line import Line
+from ods_async.transport.claims import sweep_private
 from ods_async.transport.endpoint import default_ipc, parse_endpoint, sibling
 from ods_async.transport.shm import sweep_segments
 from ods_async.wire.errors import own_type, restore_error
@@ -144,6 +145,8 @@ class Supervisor:
             Exception: what the broker process failed with.
         """
         deadline = time.monotonic() + timeout
+        if self._private is not None:
+            sweep_private(Path(parse_endpoint(self._private).path).parent)
         self._broker = Child("broker", self._broker_document(), self._exits.put)
         while True:
             for report in self._broker.hear(min(_SLICE, max(0.0, deadline - time.monotonic()))):

@@ -10,14 +10,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import stat
 from pathlib import Path
+from typing import Final
 
 from ods_async.errors import EndpointError
 from ods_async.transport.endpoint import Endpoint
 
-__all__ = ["IpcClaim", "claim_ipc"]
+__all__ = ["IpcClaim", "claim_ipc", "sweep_private"]
+
+# An engine's own address: nobody else ever asks for the same one again, so that nobody would replace its files either.
+_PRIVATE: Final = re.compile(r".+-[0-9a-f]{12}\.sock(\.[a-z]+)?\.lock")
 
 
 class IpcClaim:
@@ -137,6 +142,37 @@ def claim_ipc(endpoint: Endpoint) -> IpcClaim:
                 "a path that is free or holds a dead broker's socket",
             )
     return claim
+
+
+def sweep_private(folder: str | Path) -> list[str]:
+    """Remove the sockets of engines that were killed together with their broker, and nothing else.
+
+    Only names that an engine made up for itself count, and only where no live process holds the lock.
+
+    Returns:
+        The paths of the sockets removed.
+    """
+    removed = []
+    for lock in Path(folder).glob("*.lock"):
+        if not _PRIVATE.fullmatch(lock.name):
+            continue
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A lock without a number is one that is being taken at this moment.
+            if os.pread(descriptor, 1, 0):
+                path = lock.with_suffix("")
+                for file in (path, lock):
+                    file.unlink(missing_ok=True)
+                removed.append(str(path))
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+    return removed
 
 
 def _refused(endpoint: Endpoint, message: str, rule: str) -> EndpointError:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ods_async.errors import EndpointError
-from ods_async.transport.claims import claim_ipc
+from ods_async.transport.claims import claim_ipc, sweep_private
 from ods_async.transport.endpoint import parse_endpoint
 from ods_async.transport.sockets import Hub, open_channel
 
@@ -88,6 +88,27 @@ def test_what_a_killed_broker_left_is_replaced(ipc_folder: Path) -> None:
         with open_channel(hub, "router", bind=[endpoint]):
             pass
     assert list(ipc_folder.iterdir()) == []
+
+
+def test_what_engines_killed_with_their_brokers_left_is_swept_and_nothing_else(ipc_folder: Path) -> None:
+    """C32: private names of the dead; not those of the living, nor names that somebody may come back to."""
+    dead, living, named = (ipc_folder / f"{name}.sock" for name in ("e-00112233aabb", "e-445566778899", "standing"))
+    with (
+        Hub() as hub,
+        listener(f"ipc://{dead}", "dead") as first,
+        listener(f"ipc://{named}", "named") as second,
+        open_channel(hub, "router", bind=[f"ipc://{living}"]),
+    ):
+        kept = {path.name for path in ipc_folder.iterdir()} - {dead.name, f"{dead.name}.lock"}
+        assert sweep_private(ipc_folder) == []
+        for process in (first, second):
+            process.kill()
+            process.wait()
+        assert sweep_private(ipc_folder) == [str(dead)]
+        assert {path.name for path in ipc_folder.iterdir()} == kept
+        assert sweep_private(ipc_folder / "missing") == []
+        named.unlink()
+        (ipc_folder / "standing.sock.lock").unlink()
 
 
 def test_a_successor_in_quick_succession_keeps_its_file(ipc_folder: Path) -> None:
