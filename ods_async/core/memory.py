@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
@@ -181,6 +182,17 @@ class BatchLayout:
     length: int
     offsets: tuple[int, ...]
     nbytes: int
+    _arrays: tuple[tuple[Path, tuple[int, ...], np.dtype[Any], int], ...] = dataclass_field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        windows = (self.batch_size, self.length)
+        arrays = tuple(
+            (field.path, windows + field.shape, np.dtype(field.dtype), offset)
+            for field, offset in zip(self.fields, self.offsets, strict=True)
+        )
+        object.__setattr__(self, "_arrays", arrays)
 
     @classmethod
     def of(cls, schema: EpisodeSchema, batch_size: int, length: int, *, context: bool) -> Self:
@@ -203,11 +215,8 @@ class BatchLayout:
         view = memoryview(buffer)
         if view.nbytes < self.nbytes:
             raise ValueError(f"the batch needs {self.nbytes} bytes and the buffer has {view.nbytes}")
-        shape, whole = (self.batch_size, self.length), _held(view)
-        return {
-            field.path: np.ndarray(shape + field.shape, field.dtype, whole, offset)
-            for field, offset in zip(self.fields, self.offsets, strict=True)
-        }
+        whole = _held(view)
+        return {path: np.ndarray(shape, dtype, whole, offset) for path, shape, dtype, offset in self._arrays}
 
 
 def _held(view: memoryview) -> NDArray[np.uint8]:

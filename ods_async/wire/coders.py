@@ -199,10 +199,13 @@ def many(inner: Coder) -> Coder:
 def fixed(inners: tuple[Coder, ...]) -> Coder:
     """A tuple of exactly these."""
     packs, unpacks = tuple(c.pack for c in inners), tuple(c.unpack for c in inners)
+    only_ints = len(inners) > 0 and all(inner is INT for inner in inners)
 
     def convert(values: Any, ones: tuple[Callable[[Any], Any], ...]) -> tuple[Any, ...]:
         if not isinstance(values, (tuple, list)) or len(values) != len(ones):
             raise refuse(f"an array of {len(ones)}", values)
+        if only_ints and set(map(type, values)) == {int} and min(values) >= INT64_MIN and max(values) <= INT64_MAX:
+            return tuple(values)
         return tuple(one(value) for one, value in zip(ones, values, strict=True))
 
     return Coder(lambda value: convert(value, packs), lambda tree: convert(tree, unpacks))
