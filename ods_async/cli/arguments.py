@@ -13,7 +13,8 @@ __all__ = ["parser"]
 
 _EPILOG = """\
 exit codes: 0 fine, 1 failed (the reason on standard error), 2 bad usage, 130 interrupted.
-Services (up, broker, worker) end in good order on SIGTERM (code 0) and Ctrl-C (130); a second signal ends them at once.
+Services (up, broker, worker) and events --follow end in good order on SIGTERM and SIGHUP (code 0) and on Ctrl-C (130);
+a second signal ends every command at once (128 and its number).
 """
 
 
@@ -64,6 +65,12 @@ def parser() -> argparse.ArgumentParser:
 
     stats = verbs.add_parser("stats", help="counters, state, workers, faults")
     _ask(stats)
+    stats.add_argument(
+        "--check", action="store_true", help="fail (code 1) unless the service makes and serves episodes"
+    )
+    stats.add_argument(
+        "--worker", metavar="NAME", action="append", default=[], help="with --check: and unless this worker is well"
+    )
     budget = verbs.add_parser("budget", help="what is left of every episode's sampling budget")
     _ask(budget)
     refill = verbs.add_parser("refill", help="ask for the next generation (owner)")

@@ -28,6 +28,7 @@ from ods_async.supervise.line import Line
 __all__ = ["budget", "refill", "stats", "stop"]
 
 _LOOK_SECONDS = 0.05
+_WELL = ("starting", "idle", "busy")
 
 
 def _line(options: argparse.Namespace) -> Line:
@@ -45,9 +46,12 @@ def stats(options: argparse.Namespace) -> int:
     with _line(options) as line:
         counters = to_json(line.ask(GetStats(), Stats, options.timeout))
         status = to_json(line.ask(GetStatus(), ServiceStatus, options.timeout))
+    ill = _ailments(status, options.worker) if options.check or options.worker else []
+    for words in ill:
+        print(f"ods-async: error: {words}", file=sys.stderr)
     if options.json:
         print_json({"endpoint": options.endpoint, "stats": counters, "status": status})
-        return 0
+        return int(bool(ill))
     workers: list[dict[str, Any]] = status.pop("workers")
     print_pairs({"endpoint": options.endpoint} | status)
     more: dict[str, Any] = counters.pop("extra")
@@ -57,7 +61,19 @@ def stats(options: argparse.Namespace) -> int:
             f"worker {worker['worker_id']}: {worker['state']}, {worker['rollouts']} rollouts, "
             f"{worker['failures']} failures, {worker['restarts']} restarts, heard {worker['silent_for']:.1f} s ago"
         )
-    return 0
+    return int(bool(ill))
+
+
+def _ailments(status: dict[str, Any], names: list[str]) -> list[str]:
+    """Why a service, or one of the named workers, does not do what it is there for."""
+    found = []
+    if status["state"] not in ("STARTING", "READY"):
+        found.append(
+            f"the service is {status['state']}" + (f": {status['last_failure']}" * bool(status["last_failure"]))
+        )
+    states = {worker["worker_id"]: worker["state"] for worker in status["workers"]}
+    told = {name: states.get(name, "not known to the broker") for name in names}
+    return found + [f"worker {name} is {state}" for name, state in told.items() if state not in _WELL]
 
 
 def budget(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ods_async.cli.arguments import parser
 from ods_async.cli.output import describe_failure
-from ods_async.cli.signals import INTERRUPTED, Interrupted, interrupt_on_signals
+from ods_async.cli.signals import INTERRUPTED, Interrupted, take_watch
 from ods_async.errors import ArgumentError
 
 __all__ = ["main"]
@@ -29,24 +29,38 @@ _VERBS: Final = {
     "events": "events:run",
     "keygen": "keygen:run",
 }
+# Whoever ends them means it: SIGTERM is their ordinary end, with code 0.
+_SERVICES: Final = ("up", "broker", "worker")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (0 fine, 1 failed, 2 bad usage, 130 interrupted)."""
+def main(arguments: Sequence[str] | None = None, *, leave: Callable[[int], int] = int) -> int:
+    """Run one command.
+
+    Args:
+        arguments: the words after the program's name; None: those of this process.
+        leave: called with the exit code when a signal cut the command short and everything is put in order; a program
+            may end right there, since taking an interpreter with torch apart takes seconds on a busy machine.
+
+    Returns:
+        The exit code: 0 fine, 1 failed, 2 bad usage, 130 interrupted.
+    """
+    watch = take_watch()
     try:
         options = parser().parse_args(arguments)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(options.verbose, 2)]
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    interrupt_on_signals()
+    options.watch = watch
+    service = options.verb in _SERVICES or bool(getattr(options, "follow", False))
     try:
+        watch.interrupt()
         module, _, function = _VERBS[options.verb].partition(":")
         run: Callable[[Any], int] = getattr(importlib.import_module(f"ods_async.cli.{module}"), function)
         code = run(options)
         sys.stdout.flush()
     except (Interrupted, KeyboardInterrupt):
-        return INTERRUPTED
+        return leave(watch.exit_code(service=service) if watch.number is not None else INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has seen enough; nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -59,4 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.verbose:
             logging.getLogger(__name__).exception("where it happened")
         return 1
+    finally:
+        watch.close()
     return code

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import socket
 import sys
 
 from ods_async.cli.output import print_json
 from ods_async.cli.settings import settings_for
-from ods_async.cli.signals import INTERRUPTED
-from ods_async.cli.tokens import published_token
+from ods_async.cli.signals import SignalWatch
+from ods_async.cli.tokens import published_token, withdraw_token
 from ods_async.config import OnlineDataEngineCfg
 
 __all__ = ["run_broker", "run_one_worker"]
@@ -20,28 +19,27 @@ __all__ = ["run_broker", "run_one_worker"]
 
 def run_broker(options: argparse.Namespace) -> int:
     """Serve until a signal, or the owner's stop, ends it."""
-    return asyncio.run(_serve(settings_for(options), options.json))
+    return asyncio.run(_serve(settings_for(options), options.json, options.watch))
 
 
-async def _serve(cfg: OnlineDataEngineCfg, as_json: bool) -> int:
+async def _serve(cfg: OnlineDataEngineCfg, as_json: bool, watch: SignalWatch) -> int:
     from ods_async.broker.process import settle_in
     from ods_async.broker.service import Broker
+    from ods_async.transport.cut import remove_own_files
 
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
-    signals: list[int] = []
-
-    def handle(number: int) -> None:
-        if signals:
-            os._exit(128 + number)
-        signals.append(number)
-        asked.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, handle, number)
+    watch.tell(lambda: loop.call_soon_threadsafe(asked.set))
+    watch.before_cut = remove_own_files
     settle_in()
     broker = Broker(cfg)
     async with broker:
+
+        def cut() -> None:
+            remove_own_files()
+            withdraw_token(broker.endpoints, broker.owner_token)
+
+        watch.before_cut = cut
         with published_token(broker.endpoints, broker.owner_token):
             if as_json:
                 print_json({"endpoints": broker.endpoints, "run_id": broker.run_id, "pid": os.getpid()})
@@ -58,7 +56,7 @@ async def _serve(cfg: OnlineDataEngineCfg, as_json: bool) -> int:
         return 1
     if not as_json:
         print(f"ended: {end.reason}", flush=True)
-    return INTERRUPTED if signals and signals[0] == signal.SIGINT else 0
+    return watch.exit_code(service=True)
 
 
 def run_one_worker(options: argparse.Namespace) -> int:

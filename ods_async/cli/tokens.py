@@ -15,7 +15,7 @@ from pathlib import Path
 from ods_async.errors import OwnerOnlyError
 from ods_async.transport.endpoint import default_ipc, is_loopback, parse_endpoint
 
-__all__ = ["ENVIRONMENT_NAME", "find_token", "published_token", "token_file"]
+__all__ = ["ENVIRONMENT_NAME", "find_token", "published_token", "token_file", "withdraw_token"]
 
 ENVIRONMENT_NAME = "ODS_OWNER_TOKEN"
 
@@ -33,25 +33,34 @@ def token_file(endpoint: str) -> Path | None:
 @contextlib.contextmanager
 def published_token(endpoints: Iterable[str], token: bytes) -> Iterator[None]:
     """Keep the token in the files of ``endpoints`` for the time of the block."""
-    written: list[Path] = []
+    addresses = tuple(endpoints)
     _sweep()
     try:
-        for endpoint in endpoints:
-            parsed = parse_endpoint(endpoint)
-            path = token_file(endpoint if parsed.scheme == "ipc" else f"tcp://127.0.0.1:{parsed.port}")
+        for endpoint in addresses:
+            path = _own_file(endpoint)
             if path is not None:
                 path.unlink(missing_ok=True)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 descriptor = os.open(path, flags, 0o600)
-                written.append(path)
                 with os.fdopen(descriptor, "w") as file:
                     file.write(f"{token.hex()}\n{os.getpid()}\n")
         yield
     finally:
-        for path in written:
-            with contextlib.suppress(OSError):
-                if path.read_text().split()[0] == token.hex():  # a successor may have written its own
-                    path.unlink()
+        withdraw_token(addresses, token)
+
+
+def withdraw_token(endpoints: Iterable[str], token: bytes) -> None:
+    """Remove the files of ``endpoints`` that hold ``token``; those of a successor stay. Never raises."""
+    for endpoint in endpoints:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            path = _own_file(endpoint)
+            if path is not None and path.read_text().split()[0] == token.hex():
+                path.unlink()
+
+
+def _own_file(endpoint: str) -> Path | None:
+    parsed = parse_endpoint(endpoint)
+    return token_file(endpoint if parsed.scheme == "ipc" else f"tcp://127.0.0.1:{parsed.port}")
 
 
 def find_token(endpoint: str, operation: str) -> bytes:

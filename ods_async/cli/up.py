@@ -9,8 +9,8 @@ import time
 
 from ods_async.cli.output import print_json, to_json
 from ods_async.cli.settings import settings_for
-from ods_async.cli.signals import EndRequest
-from ods_async.cli.tokens import published_token
+from ods_async.cli.signals import SignalWatch
+from ods_async.cli.tokens import published_token, withdraw_token
 from ods_async.core.requests import GetStats, GetStatus, ServiceStatus, Stats
 from ods_async.errors import OdsError, StartCancelledError
 from ods_async.supervise.line import Line
@@ -19,6 +19,7 @@ from ods_async.supervise.owner import Owner
 __all__ = ["run"]
 
 _LOOK_SECONDS = 0.5
+_NAP_SECONDS = 0.05
 _ASK_SECONDS = 2.0
 _PLAIN_EVERY = 10.0
 
@@ -26,8 +27,9 @@ _PLAIN_EVERY = 10.0
 def run(options: argparse.Namespace) -> int:
     """Run until a signal, the owner's stop, or a failure ends it."""
     owner = Owner(settings_for(options))
-    end = EndRequest()
-    end.install()
+    watch: SignalWatch = options.watch
+    watch.before_cut = lambda: _cut(owner)
+    watch.tell(lambda: None)
     shown = _Shown(options.json)
     problem: list[BaseException] = []
 
@@ -39,11 +41,13 @@ def run(options: argparse.Namespace) -> int:
 
     starting = threading.Thread(target=start, name="ods-start", daemon=True)
     starting.start()
-    while starting.is_alive() and not end.event.is_set():
+    while starting.is_alive() and not watch.wait(0.0):
         shown.progress(owner)
-        starting.join(_LOOK_SECONDS)
-    if end.event.is_set():
-        shown.say("ending")
+        for _ in range(round(_LOOK_SECONDS / _NAP_SECONDS)):
+            if watch.wait(_NAP_SECONDS) or not starting.is_alive():
+                break
+    if watch.wait(0.0):
+        shown.say("ending", now=True)
         try:
             owner.stop()
         finally:
@@ -51,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
             shown.close()
         if problem and not isinstance(problem[0], StartCancelledError):
             raise problem[0]
-        return end.exit_code
+        return watch.exit_code(service=True)
     starting.join()
     if problem:
         shown.close()
@@ -59,13 +63,17 @@ def run(options: argparse.Namespace) -> int:
     supervisor = owner.supervisor
     with published_token(supervisor.endpoints, supervisor.owner_token):
         shown.ready(owner)
-        while not end.event.is_set() and not owner.wait(0.0):
+        while not owner.wait(0.0) and not watch.wait(_LOOK_SECONDS):
             shown.progress(owner)
-            end.event.wait(_LOOK_SECONDS)
-        shown.say("ending")
+        shown.say("ending", now=True)
         shown.close()
         owner.stop()
-    return end.exit_code
+    return watch.exit_code(service=True)
+
+
+def _cut(owner: Owner) -> None:
+    owner.kill()
+    withdraw_token(owner.supervisor.endpoints, owner.supervisor.owner_token)
 
 
 class _Shown:
@@ -117,13 +125,15 @@ class _Shown:
         )
         return words + (f"; {status.waiting}" if status.waiting else "")
 
-    def say(self, words: str) -> None:
+    def say(self, words: str, *, now: bool = False) -> None:
         if self._json:
             return
         if self._terminal:
             sys.stderr.write(f"\r\x1b[K{words[:200]}")
             sys.stderr.flush()
-        elif words and ((words != self._last and time.monotonic() - self._last_at >= _PLAIN_EVERY) or not self._last):
+        elif words and (
+            now or not self._last or (words != self._last and time.monotonic() - self._last_at >= _PLAIN_EVERY)
+        ):
             self._last, self._last_at = words, time.monotonic()
             print(words, file=sys.stderr, flush=True)
 

@@ -195,6 +195,12 @@ class Child:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        """Kill the process and everything it started. Takes no lock: a signal handler may call it."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def wait(self, timeout: float) -> bool:
         """Wait until the process has ended; False when it has not after ``timeout`` seconds."""
         return self._ended.wait(None if timeout == math.inf else max(0.0, timeout))

@@ -283,6 +283,11 @@ class Owner:
         if os.getpid() == self._pid:
             self.supervisor.let_go()
 
+    def kill(self) -> None:
+        """End all processes at once and remove what they leave. Takes no lock: a signal handler may call it."""
+        if os.getpid() == self._pid:
+            self.supervisor.kill()
+
     def _collect(self) -> None:
         """Fetch what must be readable after the end: the budget, the counters, the texts, the owner's log.
 

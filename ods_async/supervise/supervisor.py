@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ods_async.config import OnlineDataEngineCfg
@@ -33,9 +32,9 @@ from ods_async.errors import (
 )
 from ods_async.supervise.children import Child, end_all, exit_in_words
 from ods_async.supervise.line import Line
-from ods_async.transport.claims import sweep_private
+from ods_async.transport.claims import sweep_ipc, sweep_private
 from ods_async.transport.endpoint import default_ipc, parse_endpoint, sibling
-from ods_async.transport.shm import sweep_segments
+from ods_async.transport.shm import start_time, sweep_segments
 from ods_async.wire.errors import own_type, restore_error
 from ods_async.wire.messages import ErrorReport
 
@@ -48,6 +47,8 @@ _LONGEST_PAUSE = 10.0
 _TELL_SECONDS = 2.0
 _BROKER_SECONDS = 5.0
 _SLICE = 0.1
+_KILL_SECONDS = 0.5
+_KILL_LOOK_SECONDS = 0.005
 
 
 def worker_names(cfg: OnlineDataEngineCfg) -> tuple[str, ...]:
@@ -87,7 +88,6 @@ class Supervisor:
         self._run_id = run_id
         self._on_end = on_end
         self.owner_token = secrets.token_bytes(32)
-        self._private: str | None = None
         self._asked = self._choose_endpoints()
         self.endpoints: tuple[str, ...] = tuple(self._asked)
         self.listening = False
@@ -109,8 +109,8 @@ class Supervisor:
             parse_endpoint(endpoint)
         # Whoever is on this machine uses ipc: faster, and there whatever else is bound.
         if not any(e.startswith("ipc://") for e in asked):
-            self._private = str(default_ipc(f"{cfg.name[:16]}-{secrets.token_hex(6)}"))
-            asked.insert(0 if cfg.endpoint is None else len(asked), self._private)
+            private = str(default_ipc(f"{cfg.name[:16]}-{secrets.token_hex(6)}"))
+            asked.insert(0 if cfg.endpoint is None else len(asked), private)
         return list(dict.fromkeys(asked))
 
     @property
@@ -375,15 +375,25 @@ class Supervisor:
             self._tidy()
         return forced
 
+    def kill(self) -> None:
+        """Kill all processes and remove what they leave. Takes no lock: a signal handler may call it."""
+        children = [child for child in (self._broker, *(post.child for post in self._posts)) if child is not None]
+        for child in children:
+            child.kill()
+        last = time.monotonic() + _KILL_SECONDS
+        while any(start_time(child.pid) >= 0 for child in children) and time.monotonic() < last:
+            time.sleep(_KILL_LOOK_SECONDS)
+        if self._broker is not None:
+            self._tidy()
+
     def _tidy(self) -> None:
-        """Remove what a killed broker could not: its segment and its private sockets."""
+        """Remove what a killed broker could not: its segment and its ipc sockets."""
         with contextlib.suppress(OSError):
             sweep_segments()
-        if self._private is not None:
-            for endpoint in (parse_endpoint(self._private), *(_siblings(self._private))):
-                for path in (endpoint.path, f"{endpoint.path}.lock"):
-                    with contextlib.suppress(OSError):
-                        Path(path).unlink()
+        for text in self._asked:
+            if text.startswith("ipc://"):
+                for endpoint in (parse_endpoint(text), *_siblings(text)):
+                    sweep_ipc(endpoint)
 
 
 def _siblings(endpoint: str) -> list[Any]:

@@ -19,7 +19,7 @@ from typing import Final
 from ods_async.errors import EndpointError
 from ods_async.transport.endpoint import Endpoint
 
-__all__ = ["IpcClaim", "claim_ipc", "sweep_private"]
+__all__ = ["IpcClaim", "claim_ipc", "release_claims", "sweep_ipc", "sweep_private"]
 
 # An engine's own address: nobody else ever asks for the same one again, so that nobody would replace its files either.
 _PRIVATE: Final = re.compile(r".+-[0-9a-f]{12}\.sock(\.[a-z]+)?\.lock")
@@ -68,6 +68,24 @@ class IpcClaim:
 
 
 _CLAIMS: set[IpcClaim] = set()
+
+
+def release_claims() -> None:
+    """Release every claim of this process, for when it is about to be cut short."""
+    for claim in tuple(_CLAIMS):
+        claim.release()
+
+
+def sweep_ipc(endpoint: Endpoint) -> bool:
+    """Remove the files that a dead broker left at ``endpoint``; a live one's stay. Whether the path is free now."""
+    try:
+        claim = claim_ipc(endpoint)
+    except EndpointError:
+        return False
+    with contextlib.suppress(OSError):
+        Path(claim.path).unlink()
+    claim.release()
+    return True
 
 
 def _after_fork_in_child() -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "anonymous",
     "attach_segment",
     "create_segment",
+    "remove_own_segments",
     "sweep_segments",
 ]
 
@@ -241,6 +242,14 @@ def sweep_segments() -> list[str]:
             if _remove_if_dead(FOLDER / name):
                 removed.append(str(FOLDER / name))
     return removed
+
+
+def remove_own_segments() -> None:
+    """Remove the files of this process's segments, for when it is about to be cut short; the memory stays mapped."""
+    for segment in tuple(_OWNED):
+        if segment.path is not None and segment._pid == os.getpid():
+            with contextlib.suppress(OSError):
+                Path(segment.path).unlink()
 
 
 def _remove_if_dead(path: Path) -> bool:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import zlib
 from collections.abc import Callable
@@ -37,6 +38,8 @@ __all__ = ["EXIT_FAILED", "EXIT_FINE", "EXIT_INTERRUPTED", "Worker", "run_worker
 EXIT_FINE: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
+
+_SAME_SIGNAL_SECONDS = 0.02
 
 _log = logging.getLogger("ods_async.worker")
 
@@ -173,11 +176,16 @@ def run_worker(
     settings = LinkSettings(endpoint, worker_id, restarts, own, alive_fd, connect_timeout, patience)
     shift = _Shift(cfg, settings, policy=None, flush_timeout=flush_timeout, max_rollouts=max_rollouts, say=say)
     received: list[int] = []
+    received_at: list[float] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if received:
-            os._exit(128 + number)
+            # `timeout` and terminals send one signal to a program and once more to its group.
+            if number != received[0] or time.monotonic() - received_at[0] > _SAME_SIGNAL_SECONDS:
+                os._exit(128 + number)
+            return
         received.append(number)
+        received_at.append(time.monotonic())
         shift.link.request_stop(signal.Signals(number).name)
         if shift.trace.phase == "make":
             raise _StopNowError
