@@ -89,6 +89,7 @@ def test_c46_sigterm_during_start_up_ends_it_with_code_0(name: str, config: Any)
         assert seconds < 2.0 + 2.0
 
 
+@pytest.mark.slow
 def test_c46_sigterm_during_a_push_and_during_a_sample_ends_each_in_order(config: Any, ipc_folder: Path) -> None:
     """C46: the service works at full speed meanwhile: episodes are pushed and batches drawn without a pause."""
     path, endpoint = config(refill_policy="continuous"), f"ipc://{ipc_folder / 'b.sock'}"
