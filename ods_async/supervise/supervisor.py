@@ -34,7 +34,7 @@ from ods_async.supervise.children import Child, end_all, exit_in_words
 from ods_async.supervise.line import Line
 from ods_async.transport.claims import sweep_ipc, sweep_private
 from ods_async.transport.endpoint import default_ipc, parse_endpoint, sibling
-from ods_async.transport.shm import start_time, sweep_segments
+from ods_async.transport.shm import sweep_segments
 from ods_async.wire.errors import own_type, restore_error
 from ods_async.wire.messages import ErrorReport
 
@@ -381,7 +381,8 @@ class Supervisor:
         for child in children:
             child.kill()
         last = time.monotonic() + _KILL_SECONDS
-        while any(start_time(child.pid) >= 0 for child in children) and time.monotonic() < last:
+        # Not a look at /proc: a process whose first thread is gone may have others that still hold its locks.
+        while any(child.running for child in children) and time.monotonic() < last:
             time.sleep(_KILL_LOOK_SECONDS)
         if self._broker is not None:
             self._tidy()

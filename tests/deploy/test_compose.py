@@ -97,8 +97,8 @@ def test_the_image_has_what_the_package_needs_and_nothing_missing_is_copied() ->
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = {re.split(r"[<>=]", need)[0] for need in (*project["dependencies"], *extras["yaml"], *extras["metaworld"])}
-    installed = re.findall(r"pip install [^\n]*constraints\.txt(.*(?:\\\n.*)*)", DOCKERFILE)
-    service, trainer = (set(re.findall(r"(?<= )[a-z]\w+(?=\s)", f" {words} ")) for words in installed)
+    lines = re.findall(r"^RUN pip install .*constraints\.txt (.*)$", DOCKERFILE.replace("\\\n", ""), re.M)
+    service, trainer = ({word for word in line.split() if re.fullmatch(r"[a-z]\w+", word)} for line in lines)
     assert (service, trainer) == (wanted - {"torch", "tensordict"}, {"torch", "tensordict"})
     kept = (ROOT / ".dockerignore").read_text().splitlines()
     for line in re.findall(r"^COPY (.*)$", DOCKERFILE, re.M):

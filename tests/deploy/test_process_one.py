@@ -17,7 +17,7 @@ import pytest
 from ods_async.cli.signals import SAME_SECONDS
 from ods_async.core.requests import GetStats, GetStatus, WaitReady
 from ods_async.testing import COUNTING_ID
-from ods_async.testing.peers import RawConsumer, RawWorker
+from ods_async.testing.peers import RawConsumer
 from ods_async.transport.shm import FOLDER, sweep_segments
 from tests.cli.programs import ends, settings, started
 from tests.deploy.containers import ODS, Contained, contained, eventually, need_namespaces
@@ -68,6 +68,7 @@ def draws_from_shared_memory(program: Contained) -> bool:
     return str(FOLDER) in Path(f"/proc/{program.pid}/maps").read_text()
 
 
+HANGS = {"fail_phase": "step", "fail_kind": "hang", "fail_episode": 4}
 STARTS = {
     "broker": (*ODS, "broker", "CONFIG"),
     "up": (*ODS, "up", "CONFIG"),
@@ -100,9 +101,9 @@ def test_c46_sigterm_during_a_push_and_during_a_sample_ends_each_in_order(config
             contained(*ODS, "worker", path, "--connect", endpoint, hostname="one") as one,
             contained(*ODS, "worker", path, "--connect", endpoint, hostname="two") as two,
             contained(*draw, "frames") as far,
-            RawConsumer(endpoint) as consumer,
+            RawConsumer(endpoint, timeout=60.0) as consumer,
         ):
-            consumer.ask(WaitReady())
+            consumer.ask(WaitReady(), 60.0)
             eventually(lambda: consumer.ask(GetStats()).sampled_chunks, "batches as frames")
             near = stack.enter_context(contained(*draw, "shared_memory", hostname="near"))
             eventually(lambda: draws_from_shared_memory(near), "batches out of shared memory")
@@ -138,8 +139,7 @@ def test_c46_up_ends_its_children_and_itself(number: int, code: int, config: Any
 
 def test_c46_a_second_signal_ends_up_and_its_children_at_once(config: Any) -> None:
     """C46: although a worker hangs and a minute of grace is set; not even then is anything left behind."""
-    env = {"fail_phase": "step", "fail_kind": "hang", "fail_episode": 4}
-    path = config(env=env, shutdown_timeout=60.0, refill_policy="continuous")
+    path = config(env=HANGS, shutdown_timeout=60.0, refill_policy="continuous")
     with contained(*ODS, "up", path) as program:
         program.hear("ready on")
         program.signal(signal.SIGTERM)
@@ -152,13 +152,12 @@ def test_c46_a_second_signal_ends_up_and_its_children_at_once(config: Any) -> No
 
 
 def test_c46_a_second_signal_ends_a_broker_at_once(config: Any, ipc_folder: Path) -> None:
-    """C46: a worker that says no goodbye would have kept it for a minute."""
-    endpoint = f"ipc://{ipc_folder / 'b.sock'}"
-    with contained(*ODS, "broker", config(shutdown_timeout=60.0)) as broker:
+    """C46: a worker that hangs in a step would have kept it for a minute."""
+    path, endpoint = config(env=HANGS, shutdown_timeout=60.0, refill_policy="continuous"), f"ipc://{ipc_folder}/b.sock"
+    with contained(*ODS, "broker", path) as broker:
         broker.hear("broker listens")
-        with RawWorker(endpoint) as worker, RawConsumer(endpoint) as consumer:
-            worker.work_in_background()
-            consumer.ask(WaitReady())
+        with contained(*ODS, "worker", path, "--connect", endpoint), RawConsumer(endpoint, timeout=60.0) as consumer:
+            consumer.ask(WaitReady(), 60.0)
             assert segments(broker)
             broker.signal(signal.SIGINT)
             eventually(lambda: consumer.ask(GetStatus()).state == "STOPPED", "the first signal's effect")
