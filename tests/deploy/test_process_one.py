@@ -64,11 +64,15 @@ def let_it_be_another() -> None:
     eventually(lambda: time.monotonic() > now + 2 * SAME_SECONDS, "the next signal")
 
 
+def hang(marker: Path) -> dict[str, Any]:
+    """What makes the environment hang in a step once the buffer of four is full; the file appears right before."""
+    return {"fail_phase": "step", "fail_kind": "hang", "fail_episode": 4, "fail_marker": str(marker)}
+
+
 def draws_from_shared_memory(program: Contained) -> bool:
     return str(FOLDER) in Path(f"/proc/{program.pid}/maps").read_text()
 
 
-HANGS = {"fail_phase": "step", "fail_kind": "hang", "fail_episode": 4}
 STARTS = {
     "broker": (*ODS, "broker", "CONFIG"),
     "up": (*ODS, "up", "CONFIG"),
@@ -137,11 +141,12 @@ def test_c46_up_ends_its_children_and_itself(number: int, code: int, config: Any
     assert segments(program) == []
 
 
-def test_c46_a_second_signal_ends_up_and_its_children_at_once(config: Any) -> None:
+def test_c46_a_second_signal_ends_up_and_its_children_at_once(config: Any, tmp_path: Path) -> None:
     """C46: although a worker hangs and a minute of grace is set; not even then is anything left behind."""
-    path = config(env=HANGS, shutdown_timeout=60.0, refill_policy="continuous")
+    path = config(env=hang(tmp_path / "hangs"), shutdown_timeout=60.0, refill_policy="continuous")
     with contained(*ODS, "up", path) as program:
         program.hear("ready on")
+        eventually((tmp_path / "hangs").exists, "the worker to hang")
         program.signal(signal.SIGTERM)
         program.hear("ending")
         let_it_be_another()
@@ -151,13 +156,17 @@ def test_c46_a_second_signal_ends_up_and_its_children_at_once(config: Any) -> No
     assert segments(program) == []
 
 
-def test_c46_a_second_signal_ends_a_broker_at_once(config: Any, ipc_folder: Path) -> None:
+def test_c46_a_second_signal_ends_a_broker_at_once(config: Any, ipc_folder: Path, tmp_path: Path) -> None:
     """C46: a worker that hangs in a step would have kept it for a minute."""
-    path, endpoint = config(env=HANGS, shutdown_timeout=60.0, refill_policy="continuous"), f"ipc://{ipc_folder}/b.sock"
+    path, endpoint = (
+        config(env=hang(tmp_path / "hangs"), shutdown_timeout=60.0, refill_policy="continuous"),
+        f"ipc://{ipc_folder}/b.sock",
+    )
     with contained(*ODS, "broker", path) as broker:
         broker.hear("broker listens")
         with contained(*ODS, "worker", path, "--connect", endpoint), RawConsumer(endpoint, timeout=60.0) as consumer:
             consumer.ask(WaitReady(), 60.0)
+            eventually((tmp_path / "hangs").exists, "the worker to hang")
             assert segments(broker)
             broker.signal(signal.SIGINT)
             eventually(lambda: consumer.ask(GetStatus()).state == "STOPPED", "the first signal's effect")
