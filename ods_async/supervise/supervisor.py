@@ -254,6 +254,8 @@ class Supervisor:
         assert self._line is not None
         while self._untold:
             report = self._untold[0]
+            if self._broker is None or not self._broker.running:
+                return False
             try:
                 self._line.ask(report, Done, _TELL_SECONDS)
             except (PeerError, TimeoutError) as error:
