@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ods_async.config import OnlineDataEngineCfg
@@ -88,6 +89,7 @@ class Supervisor:
         self._run_id = run_id
         self._on_end = on_end
         self.owner_token = secrets.token_bytes(32)
+        self._private: str | None = None
         self._asked = self._choose_endpoints()
         self.endpoints: tuple[str, ...] = tuple(self._asked)
         self.listening = False
@@ -109,8 +111,8 @@ class Supervisor:
             parse_endpoint(endpoint)
         # Whoever is on this machine uses ipc: faster, and there whatever else is bound.
         if not any(e.startswith("ipc://") for e in asked):
-            private = str(default_ipc(f"{cfg.name[:16]}-{secrets.token_hex(6)}"))
-            asked.insert(0 if cfg.endpoint is None else len(asked), private)
+            self._private = str(default_ipc(f"{cfg.name[:16]}-{secrets.token_hex(6)}"))
+            asked.insert(0 if cfg.endpoint is None else len(asked), self._private)
         return list(dict.fromkeys(asked))
 
     @property
