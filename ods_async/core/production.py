@@ -31,7 +31,7 @@ from ods_async.errors import ArgumentError, LanguageCapacityError, OdsError, Sch
 
 __all__ = ["ProductionDesk"]
 
-REMEMBERED_VERDICTS = 16_384
+REMEMBERED_VERDICTS = 4096
 MOST_WAITING = 2  # rollouts behind the one being written, from when on no more should be received
 
 

@@ -16,7 +16,7 @@ from ods_async.core.reports import Ticket
 
 __all__ = ["Reissue", "TicketBook", "Unit"]
 
-REMEMBERED_TICKETS = 16_384
+REMEMBERED_TICKETS = 4096
 FIRST_REFUSAL_PAUSE = 0.5
 LONGEST_REFUSAL_PAUSE = 60.0
 
@@ -131,12 +131,13 @@ class TicketBook:
 
     def unit_of(self, ticket_id: int) -> Unit | None:
         """The unit a ticket asked for, also after it was revoked or settled; None when it is none of ours."""
-        return self._units.get(ticket_id)
+        entry = self._outstanding.get(ticket_id)
+        return entry.unit if entry is not None else self._units.get(ticket_id)
 
     def settle(self, ticket_id: int) -> tuple[Unit | None, tuple[int, ...]]:
         """A rollout came in. Returns its unit (None: unknown or a duplicate) and the sibling tickets to revoke."""
+        unit = self.unit_of(ticket_id)
         self._outstanding.pop(ticket_id, None)
-        unit = self._units.get(ticket_id)
         if unit is None or unit.settled:
             return None, ()
         unit.settled = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from ods_async.core.tickets import TicketBook
+from ods_async.core.tickets import REMEMBERED_TICKETS, TicketBook
 
 
 def book(start_timeout: float = 0.5, finish_timeout: float = 60.0) -> TicketBook:
@@ -50,6 +50,22 @@ def test_a_started_ticket_has_a_deadline_to_finish() -> None:
     assert tickets.overdue(14.9, someone_idle=True) == []
     (taken,) = tickets.overdue(15.0, someone_idle=False)
     assert "w0" in taken.reason
+
+
+def test_a_ticket_that_is_out_is_known_however_many_others_came_and_went() -> None:
+    """A slow worker's rollout counts, and what is remembered of the past stays bounded."""
+    tickets = book(finish_timeout=1e9)
+    tickets.ask(1, REMEMBERED_TICKETS + 9)
+    (slow,) = tickets.issue(1, 0.0)
+    tickets.started(slow.ticket_id, "slow", 0.0)
+    for _ in range(REMEMBERED_TICKETS + 5):
+        (other,) = tickets.issue(1, 0.0)
+        assert tickets.settle(other.ticket_id)[0] is not None
+    assert len(tickets._units) == REMEMBERED_TICKETS
+    unit = tickets.unit_of(slow.ticket_id)
+    assert unit is not None
+    assert tickets.settle(slow.ticket_id) == (unit, ())
+    assert tickets.settle(slow.ticket_id) == (None, ())
 
 
 def test_the_first_ticket_of_a_unit_settles_it_and_its_siblings_are_revoked() -> None:
