@@ -1,13 +1,16 @@
 """The owner's token of a standing service, so that its user's commands on the same machine may steer it.
 
 It lies in a file that only the user can read: beside the ipc socket or, for tcp, in the user's private folder under the
-port's number. ``ODS_OWNER_TOKEN`` (hexadecimal) wins over the files, for other machines.
+port's number. ``ODS_OWNER_TOKEN`` (hexadecimal) wins over the files, for other machines. A service keeps its files
+locked while it lives, so that what a killed one left can be told apart, also from a container with pids of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -35,18 +38,13 @@ def published_token(endpoints: Iterable[str], token: bytes) -> Iterator[None]:
     """Keep the token in the files of ``endpoints`` for the time of the block."""
     addresses = tuple(endpoints)
     _sweep()
-    try:
+    with contextlib.ExitStack() as locks:
+        locks.callback(withdraw_token, addresses, token)
         for endpoint in addresses:
             path = _own_file(endpoint)
             if path is not None:
-                path.unlink(missing_ok=True)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                descriptor = os.open(path, flags, 0o600)
-                with os.fdopen(descriptor, "w") as file:
-                    file.write(f"{token.hex()}\n{os.getpid()}\n")
+                locks.callback(os.close, _write_locked(path, token))
         yield
-    finally:
-        withdraw_token(addresses, token)
 
 
 def withdraw_token(endpoints: Iterable[str], token: bytes) -> None:
@@ -61,6 +59,21 @@ def withdraw_token(endpoints: Iterable[str], token: bytes) -> None:
 def _own_file(endpoint: str) -> Path | None:
     parsed = parse_endpoint(endpoint)
     return token_file(endpoint if parsed.scheme == "ipc" else f"tcp://127.0.0.1:{parsed.port}")
+
+
+def _write_locked(path: Path, token: bytes) -> int:
+    """Put the token at ``path``, locked from before it has that name, and return the descriptor that holds the lock."""
+    unnamed = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(descriptor, f"{token.hex()}\n".encode())
+        unnamed.replace(path)
+    except BaseException:
+        unnamed.unlink(missing_ok=True)
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def find_token(endpoint: str, operation: str) -> bytes:
@@ -92,9 +105,9 @@ def find_token(endpoint: str, operation: str) -> bytes:
 def _sweep() -> None:
     """Remove what services that were killed have left in the private folder."""
     for path in Path(default_ipc("default").path).parent.glob("*.owner"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            pid = int(path.read_text().split()[1])
-            if not Path(f"/proc/{pid}").exists():
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the service lives
+            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 path.unlink()
 
 

@@ -131,8 +131,9 @@ class Owner:
 
     def wrong_state(self, operation: str, required: State) -> StateError:
         """The error of B6, naming the operation, the state it needs and the current one."""
+        remedy = ": enter it with a with block, or call start()" if self._state is State.CREATED else ""
         return StateError(
-            f"{operation}() needs the state {required.value}; the engine is {self._state.value}",
+            f"{operation}() needs the state {required.value}; the engine is {self._state.value}{remedy}",
             operation=operation,
             required=required.value,
             current=self._state.value,

@@ -23,6 +23,7 @@ from ods_async.config import OnlineDataEngineCfg
 from ods_async.core.requests import CheckHealth, Done, GetStatus, ReportExit, ServiceStatus, Stop
 from ods_async.core.states import OnlineDataEngineState
 from ods_async.errors import (
+    ClosedError,
     ForcedShutdownError,
     OdsError,
     OnlineDataWorkerError,
@@ -261,9 +262,11 @@ class Supervisor:
             try:
                 self._line.ask(report, Done, _TELL_SECONDS)
             except (PeerError, TimeoutError) as error:
-                if not self._stopping.is_set():
+                if not self._stopping.is_set() and self._broker is not None and self._broker.running:
                     _log.warning("cannot tell the broker that %s ended: %s", report.worker_id, error)
                 return False
+            except ClosedError:
+                pass  # the owner's stop came from elsewhere: workers are meant to end, and nobody is left to be told
             except OdsError as error:
                 _log.warning("the broker would not hear that %s ended: %s", report.worker_id, error)
             self._untold.popleft()

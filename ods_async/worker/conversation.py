@@ -221,7 +221,8 @@ class Conversation:
             desk.accepted += 1
         else:
             desk.refused += verdict.outcome == "refused"
-            desk.say(f"rollout for ticket {verdict.ticket_id}: {verdict.outcome}: {verdict.reason}")
+            if desk.stop_reason is None:  # once the run ends, what was under way is refused: nothing to report
+                desk.say(f"rollout for ticket {verdict.ticket_id}: {verdict.outcome}: {verdict.reason}")
         desk.note_room()
 
     def _introduce(self, now: float) -> None:

@@ -167,7 +167,12 @@ class Plan:
 def _as_segments(source: Callable[[], Iterable[Any]]) -> Iterator[DemoSegment]:
     """The plan's segments, one at a time; a plan of bare actions is one segment."""
     made = source()
-    items = iter([made] if isinstance(made, DemoSegment) else made)
+    try:
+        items = iter([made] if isinstance(made, DemoSegment) else made)
+    except TypeError as error:
+        raise TypeError(
+            f"an expert must give a DemoSegment, or an iterable of segments or of actions; it gave {made!r:.80}"
+        ) from error
     for first in items:
         if not isinstance(first, DemoSegment):
             yield DemoSegment(itertools.chain([first], items), "demonstration")

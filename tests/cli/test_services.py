@@ -188,3 +188,21 @@ def test_the_owners_token_is_not_in_the_process_list(service: Service, tmp_path:
     command_line = Path(f"/proc/{service.program.pid}/cmdline").read_bytes()
     assert (tmp_path / "b.sock.owner").read_text().split()[0].encode() not in command_line
     assert os.path.lexists(tmp_path / "b.sock")
+
+
+def test_a_stop_from_elsewhere_ends_up_without_a_complaint(tmp_path: Path) -> None:
+    config = settings(
+        tmp_path,
+        buffer_size=5,
+        max_episode_steps=12,
+        endpoint=f"ipc://{tmp_path / 'b.sock'}",
+        num_workers=2,
+        gym_config={"id": "ods_async/Counting-v0", "kwargs": {"min_length": 3, "max_length": 11}},
+    )
+    with started("up", config, "--json") as program:
+        while "endpoints" not in (told := line_of(program)):
+            pass
+        assert run("stop", told["endpoints"][0]).returncode == 0
+        assert program.wait(20.0) == 0
+        assert program.stderr is not None
+        assert program.stderr.read() == ""

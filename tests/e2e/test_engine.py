@@ -81,7 +81,7 @@ def test_b6_b7_from_created_to_stopped() -> None:
     """B6, B7: start returns when the first generation is published; verbs in the wrong state say which is needed."""
     engine = OnlineDataEngine(settings(num_workers=2, episode_sample_budget=90, episode_sample_hard_limit=90))
     assert (engine.state, engine.is_init, engine.buffer_size, str(engine.device)) == (State.CREATED, False, 5, "cpu")
-    with pytest.raises(StateError, match=r"sample_batch\(\) needs the state READY; the engine is CREATED"):
+    with pytest.raises(StateError, match=r"sample_batch\(\) needs the state READY; the engine is CREATED: .*start\(\)"):
         engine.sample_batch(2, 3)
     with pytest.raises(StateError, match="endpoint"):
         _ = engine.endpoint

@@ -344,3 +344,10 @@ def test_continuity_follows_the_environments_word() -> None:
 def test_plans_that_mix_segments_and_actions_are_refused() -> None:
     with pytest.raises(TypeError, match="segments or actions, not both"):
         execute_demo_episode(Line(), policy=lambda view: [DemoSegment(steps(1), "one"), *steps(1)])
+
+
+def test_a_plan_that_is_nothing_is_refused_in_words_that_say_what_is_wanted() -> None:
+    env = Line()
+    env.create_demo_action_list = lambda: None  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="segments or of actions; it gave None"):
+        execute_demo_episode(env, seed=3)
