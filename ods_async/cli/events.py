@@ -41,12 +41,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _line(plain: Mapping[str, Any], first_ns: int | None) -> str:
-    """``    12  +3.402 s  published          slot=3 …``; long lists by their length, long texts by their first line."""
+    """``    12  +3.402 s  published          slot=3 …``; long lists by their length, long texts by their first line.
+
+    Which steps are valid and eligible is for programs (``--json``); people see how many.
+    """
     if first_ns is None:
         head = f"{'':>7}  {'':>10}"
     else:
         head = f"{plain['sequence']:>7}  {(plain['monotonic_ns'] - first_ns) * 1e-9:>+9.3f}s"
-    rest = " ".join(f"{key}={_short(value)}" for key, value in plain.items() if key not in _COMMON)
+    told = {key: value for key, value in plain.items() if key not in _COMMON and not key.endswith("_indices")}
+    rest = " ".join(f"{key}={_short(value)}" for key, value in told.items())
     return f"{head}  {plain['kind']:<20} {rest}"
 
 

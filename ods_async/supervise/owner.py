@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import os
 import secrets
 import threading
@@ -33,7 +34,10 @@ from ods_async.supervise.supervisor import Supervisor
 
 __all__ = ["Owner", "again"]
 
+_log = logging.getLogger(__name__)
+
 _SLICE = 0.25
+_REPORT_SECONDS = 5.0
 _ASK_SECONDS = 5.0
 _TERMINAL = (State.STOPPED, State.FAILED)
 
@@ -198,6 +202,7 @@ class Owner:
 
     def _wait_ready(self, deadline: float) -> None:
         missing = ""
+        next_report = time.monotonic() + _REPORT_SECONDS
         with Line(self.supervisor.local_endpoint, role="owner", name="start") as line:
             while True:
                 if self.cancelled.is_set():
@@ -212,6 +217,9 @@ class Owner:
                     return
                 except RequestTimeoutError as error:
                     missing = str(error.fields.get("missing") or missing)
+                    if time.monotonic() >= next_report:
+                        next_report = time.monotonic() + _REPORT_SECONDS
+                        _log.info("waiting for the first generation: %s", missing)
                 except ConnectionError:
                     # A broker that is gone is reported by its exit, with more to say than "unreachable".
                     self.cancelled.wait(_SLICE)

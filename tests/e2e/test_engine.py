@@ -369,3 +369,14 @@ async def test_b7_a_cancelled_asyncio_start_leaves_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert (engine.state, engine.pids) == (State.STOPPED, {})
+
+
+def test_b7_a_start_that_takes_long_says_what_it_waits_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B7, C35: whoever logs at INFO sees why start() has not returned yet."""
+    monkeypatch.setattr("ods_async.supervise.owner._REPORT_SECONDS", 0.0)
+    with caplog.at_level("INFO", logger="ods_async"), OnlineDataEngine(settings()):
+        pass
+    assert "waiting for the first generation: " in caplog.text
+    assert " of 5 episodes" in caplog.text
