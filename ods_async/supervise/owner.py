@@ -184,7 +184,7 @@ class Owner:
                 raise self.wrong_state("start", State.CREATED)
             self._set(State.STARTING)
         try:
-            deadline = time.monotonic() + self.cfg.initialization_timeout
+            deadline = self.cfg.initialization_timeout + time.monotonic()
             self.supervisor.start_broker(self.cfg.initialization_timeout, self.cancelled)
             if on_listening is not None:
                 on_listening()
