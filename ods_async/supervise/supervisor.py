@@ -159,6 +159,9 @@ class Supervisor:
                     self.endpoints = tuple(str(e) for e in report["endpoints"])
                     self.listening = True
                     self._line = Line(self.local_endpoint, role="owner", name="supervisor")
+                    # Connected now, so that whoever counts sockets after start() has seen them all.
+                    with contextlib.suppress(OdsError, TimeoutError):
+                        self._line.connect()
                     return
             if cancelled.is_set():
                 raise StartCancelledError("stop() was called while the broker was being started")

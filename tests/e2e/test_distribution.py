@@ -33,8 +33,9 @@ def engine(_nothing_left_by_the_run: None) -> Iterator[OnlineDataEngine]:
 
 
 def lengths(engine: OnlineDataEngine) -> dict[int, int]:
-    """Fingerprint -> length, of all episodes there are."""
-    prints = np.unique(engine.sample_batch(4000, 1, seed=1)["obs", "fingerprint"].numpy())
+    """Fingerprint -> length, of all episodes there are (drawn by a client that is closed when the test ends)."""
+    with Client(engine.endpoint) as client:
+        prints = np.unique(client.sample_batch(4000, 1, seed=1)["obs", "fingerprint"].numpy())
     return {int(found): expected_length(int(found), LOW, HIGH) for found in prints}
 
 
