@@ -8,7 +8,7 @@ import numpy as np
 
 from ods_async.core.budget import Receipt
 from ods_async.core.parking import Parked
-from ods_async.core.requests import Batch, Plan, Plans, Release, Sample
+from ods_async.core.requests import Plan, Plans, Release, Sample
 from ods_async.core.run import Run
 from ods_async.core.sample_rules import check_plan_bytes, check_request
 from ods_async.core.states import OnlineDataEngineState as State
@@ -258,8 +258,3 @@ class SamplingDesk:
                 size=nbytes,
                 limit=limit,
             )
-
-
-def batch_header(plan: Plan, payload_bytes: int, language: tuple[int, int]) -> Batch:
-    """The header that goes before a gathered frame."""
-    return Batch(plan.batch_size, plan.length, plan.history, payload_bytes, language)
