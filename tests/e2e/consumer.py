@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -151,7 +152,8 @@ async def stop_midway(kind: str, endpoint: str, batch: int, chunk: int, facts: R
         half = len(plan.rows) // 2
         copy(self, _part(plan, slice(0, half)), {image: out[image][:half]})
         say(stopping=True)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: sent to the process, another thread may take it while this one copies on.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         copy(self, _part(plan, slice(half, None)), {image: out[image][half:]})
         torn.append(faults(as_tensordict(out, *out[image].shape[:2]), known))
 
