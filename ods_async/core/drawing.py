@@ -37,6 +37,11 @@ class Ranking:
         """The longest run of any row; 0 when there are no rows."""
         return int(self._keys[self._count - 1]) >> _SHIFT if self._count else 0
 
+    @property
+    def shortest(self) -> int:
+        """The longest run of the row that has least; 0 when there are no rows."""
+        return int(self._keys[0]) >> _SHIFT if self._count else 0
+
     def add(self, row: int, longest: int) -> None:
         """Put in a row that is not in yet."""
         if self._count == len(self._keys):

@@ -99,6 +99,8 @@ class TrajectoryStore:
         self._slot_of_row: list[int | None] = [None] * rows
         self._occupants: list[Occupant | None] = [None] * rows
         self._occupied: set[int] = set()
+        self._undrawn: set[int] = set()
+        self.evicted_undrawn = 0
         self._stamps = np.zeros(rows, np.int64)
         self._held = [0] * rows
         self._leases: dict[int, Lease] = {}
@@ -149,6 +151,11 @@ class TrajectoryStore:
         """How many slots hold an episode."""
         return len(self._occupied)
 
+    @property
+    def undrawn(self) -> int:
+        """How many episodes are here of which no window was ever drawn."""
+        return len(self._undrawn)
+
     def next_evictions(self, n: int) -> int:
         """How many episodes the next ``n`` publications will replace."""
         return max(0, self.episodes + n - self.slots)
@@ -165,6 +172,9 @@ class TrajectoryStore:
             self._occupants[old_row] = None
             self._slot_of_row[old_row] = None
             self._occupied.remove(old_row)
+            if old_row in self._undrawn:
+                self._undrawn.remove(old_row)
+                self.evicted_undrawn += 1
             if self._held[old_row]:
                 self._state[old_row] = _RETIRED
             else:
@@ -173,6 +183,7 @@ class TrajectoryStore:
         self._slot_of_row[row] = slot
         self._occupants[row] = occupant
         self._occupied.add(row)
+        self._undrawn.add(row)
         self._state[row] = _OCCUPIED
         return Published(slot, evicted, old_row)
 
@@ -216,6 +227,8 @@ class TrajectoryStore:
         distinct = frozenset(rows.tolist() if isinstance(rows, np.ndarray) else rows)
         if not distinct <= self._occupied:  # one comparison of sets: this runs once a batch
             self._expect(min(distinct - self._occupied), _OCCUPIED, "leased")
+        if self._undrawn:
+            self._undrawn -= distinct
         lease_id = self._next_lease
         self._next_lease += 1
         for row in distinct:

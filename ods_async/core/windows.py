@@ -200,6 +200,10 @@ class RunIndex:
         """Steps of the longest eligible window; 0 when there is none."""
         return self._tables[mode].ranking.longest
 
+    def shortest(self, mode: str) -> int:
+        """Steps of the longest eligible window of the row that has least; 0 when there are no rows."""
+        return self._tables[mode].ranking.shortest
+
     def holds(self, mode: str) -> str:
         """What the buffer holds for this mode, in words."""
         count = len(self._published)

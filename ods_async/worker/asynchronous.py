@@ -126,7 +126,7 @@ class AsyncEnvironment(VectorEnvironment):
 
 
 def _make_row(
-    spec: EnvSpec, imports: Sequence[str], capacity: int, kwargs: Mapping[str, Any], parent: int
+    spec: EnvSpec, imports: Sequence[str], limit: int, kwargs: Mapping[str, Any], parent: int
 ) -> gym.Env[Any, Any]:
     """One row, in its own process (and in the ``parent``, where gymnasium looks at its spaces)."""
     if os.getpid() != parent:
@@ -134,18 +134,18 @@ def _make_row(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in imports:
         importlib.import_module(name)
-    return _Portable(gym.make(spec, max_episode_steps=capacity, disable_env_checker=True, **kwargs))
+    return _Portable(gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **kwargs))
 
 
-def make_async(settings: EnvironmentSettings, capacity: int, kwargs: Mapping[str, Any]) -> AsyncEnvironment:
-    """``settings.num_envs`` rows in processes of their own.
+def make_async(settings: EnvironmentSettings, capacity: int, limit: int, kwargs: Mapping[str, Any]) -> AsyncEnvironment:
+    """``settings.num_envs`` rows in processes of their own, told to truncate after ``limit`` steps.
 
     Raises:
         SchemaMismatchError: a space that cannot be recorded.
         Exception: whatever the environment's constructor raises.
     """
     spec = gym.spec(settings.id)
-    make = partial(_make_row, spec, settings.imports, capacity, dict(kwargs), os.getpid())
+    make = partial(_make_row, spec, settings.imports, limit, dict(kwargs), os.getpid())
     with contextlib.closing(make()) as probe:  # what cannot be recorded is refused before any process is started
         SpaceCodec(probe.observation_space, ("obs",))
         SpaceCodec(probe.action_space, ("actions",))

@@ -287,7 +287,8 @@ def make_environment(
     Args:
         gym_config: what to make.
         capacity: the longest episode, in steps; ``gym_config["max_episode_steps"]`` wins where given. The environment
-            itself is told to truncate there.
+            itself is told to truncate there, or at the limit it was registered with if that is lower and ``gym_config``
+            has none: beyond their own limit, some environments raise.
         action_config: more keyword arguments for the environment.
 
     Raises:
@@ -307,12 +308,13 @@ def make_environment(
 
         cycles = [TaskCycle(settings.tasks, capacity, kwargs, offset=row) for row in range(settings.num_envs)]
         return LoopEnvironment(cycles, capacity, ", ".join(settings.tasks), settings)
+    limit = _truncated_at(settings, capacity)
     if settings.vectorization == "loop":
         envs: list[gym.Env[Any, Any]] = []
         try:
             for _ in range(settings.num_envs):
                 envs.append(  # noqa: PERF401 - what was made before an error must be closed
-                    gym.make(settings.id, max_episode_steps=capacity, disable_env_checker=True, **kwargs)
+                    gym.make(settings.id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
                 )
             return LoopEnvironment(envs, capacity, settings.id, settings)
         except BaseException:
@@ -322,15 +324,23 @@ def make_environment(
     if settings.vectorization == "async":
         from ods_async.worker.asynchronous import make_async
 
-        return make_async(settings, capacity, kwargs)
-    return _make_vector(settings, capacity, kwargs)
+        return make_async(settings, capacity, limit, kwargs)
+    return _make_vector(settings, capacity, limit, kwargs)
 
 
-def _make_vector(settings: EnvironmentSettings, capacity: int, kwargs: Mapping[str, Any]) -> VectorEnvironment:
+def _truncated_at(settings: EnvironmentSettings, capacity: int) -> int:
+    """The step at which the environment is told to truncate."""
+    own = gym.spec(settings.id).max_episode_steps
+    return capacity if own is None or settings.max_episode_steps is not None else min(capacity, own)
+
+
+def _make_vector(
+    settings: EnvironmentSettings, capacity: int, limit: int, kwargs: Mapping[str, Any]
+) -> VectorEnvironment:
     options: dict[str, Any] = {}
     if settings.vectorization != "vector_entry_point":
         options["vector_kwargs"] = {"autoreset_mode": AutoresetMode.DISABLED}
-        kwargs = {"max_episode_steps": capacity, "disable_env_checker": True, **kwargs}
+        kwargs = {"max_episode_steps": limit, "disable_env_checker": True, **kwargs}
     vector = gym.make_vec(
         settings.id, settings.num_envs, vectorization_mode=settings.vectorization, **options, **kwargs
     )

@@ -76,7 +76,9 @@ class Production:
         told = welcome.settings.get("max_episode_steps")
         if isinstance(told, int) and told >= 1:
             self.capacity = min(cfg.steps, told)
-        config = {**cfg.gym_config, "max_episode_steps": self.capacity}
+        config = dict(cfg.gym_config)
+        if config.get("max_episode_steps") is not None:
+            config["max_episode_steps"] = self.capacity
         environment = make_environment(config, self.capacity, cfg.action_config)
         try:
             check_plan_source(environment, self._policy)

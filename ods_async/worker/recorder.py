@@ -98,18 +98,26 @@ class Recorder:
 
 
 def check_reward(reward: Any) -> float:
-    """A reward as one number.
+    """A reward as one number that float32 can hold: floats are rounded to it, whole numbers must be held exactly.
 
     Raises:
         SchemaMismatchError: it is none.
     """
-    array = np.asarray(reward)
+    try:
+        array = np.asarray(reward)
+    except Exception as error:  # a tensor that numpy cannot read: everyone has errors of their own
+        raise _bad_reward(f"a {type(reward).__name__}, which is no number: {error}") from error
     if array.shape != () or array.dtype.kind not in "biuf":
-        found = f"{array.dtype} {list(array.shape)}"
-        raise SchemaMismatchError(
-            f"rewards: expected one number a step, found {found}; let the environment return a scalar",
-            field="rewards",
-            expected="one number",
-            found=found,
-        )
+        raise _bad_reward(f"{array.dtype} {list(array.shape)}")
+    if array.dtype.kind in "iu" and int(np.float32(array)) != int(array):
+        raise _bad_reward(f"{array.dtype} {array}, which float32 cannot hold exactly")
     return float(array)
+
+
+def _bad_reward(found: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"rewards: expected one number a step, as float32, found {found}; let the environment return a scalar",
+        field="rewards",
+        expected="one number, as float32",
+        found=found,
+    )

@@ -174,7 +174,7 @@ def _strict(value: Any, spec: FieldSpec, space: gym.Space[Any]) -> Array:
     """``value`` as an array of exactly the field's dtype and shape; a bare integer may be a ``Discrete``."""
     if isinstance(space, spaces.Discrete) and isinstance(value, int | np.integer) and not isinstance(value, bool):
         return _exact(value, spec)
-    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    array = value if isinstance(value, np.ndarray) else _as_array(value, spec)
     # Byte order is a matter of storage, not of type: assignment into native memory keeps every value.
     if array.dtype.newbyteorder("=") != np.dtype(spec.dtype) or array.shape != spec.shape:
         raise _mismatch(spec.path, f"{spec.dtype} {list(spec.shape)}", f"{array.dtype} {list(array.shape)}")
@@ -183,7 +183,7 @@ def _strict(value: Any, spec: FieldSpec, space: gym.Space[Any]) -> Array:
 
 def _exact(value: Any, spec: FieldSpec) -> Array:
     """``value`` in the field's dtype; floats may be rounded to a narrower float, everything else must be exact."""
-    array = np.asarray(value)
+    array = _as_array(value, spec)
     dtype = np.dtype(spec.dtype)
     if array.shape != spec.shape:
         raise _mismatch(spec.path, f"{spec.dtype} {list(spec.shape)}", f"{array.dtype} {list(array.shape)}")
@@ -198,6 +198,16 @@ def _exact(value: Any, spec: FieldSpec) -> Array:
     if dtype.kind == "f" and not np.array_equal(np.isfinite(cast), np.isfinite(array)):
         raise _mismatch(spec.path, f"values within the range of {spec.dtype}", f"{array.dtype} {array!r:.80}")
     return cast
+
+
+def _as_array(value: Any, spec: FieldSpec) -> Array:
+    try:
+        return np.asarray(value)
+    except Exception as error:  # bfloat16, gradients, another device, ragged lists: everyone has errors of their own
+        found = f"{type(value).__name__} {getattr(value, 'dtype', '')}".rstrip()
+        raise _mismatch(
+            spec.path, f"{spec.dtype} {list(spec.shape)}", f"a {found}, which is no array: {error}"
+        ) from error
 
 
 def _mismatch(path: Path, expected: str, found: str) -> SchemaMismatchError:

@@ -265,3 +265,15 @@ def test_rows_in_the_wrong_state_are_refused_and_nothing_changes() -> None:
 def test_a_store_without_a_spare_row_is_refused(slots: int, rows: int) -> None:
     with pytest.raises(ValueError, match="more rows than slots"):
         TrajectoryStore(slots, rows)
+
+
+def test_c25_episodes_that_nobody_drew_are_counted_while_they_are_here_and_when_they_go() -> None:
+    store = filled(3, 5)
+    assert (store.undrawn, store.evicted_undrawn) == (3, 0)
+    store.lease([1], b"a", math.inf)
+    assert (store.undrawn, store.evicted_undrawn) == (2, 0)
+    for episode_id in (3, 4):  # in place of 0, which nobody drew, and of 1
+        (row,) = store.take_spare(1) or ()
+        store.next_stamps([row])
+        store.publish(row, occupant(episode_id))
+    assert (store.undrawn, store.evicted_undrawn) == (3, 1)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import inspect
 import json
-import os
 import signal
 import sys
 import threading

@@ -7,13 +7,23 @@ import os
 import selectors
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ods_async.supervise.children import import_path
 
 ROOT = Path(__file__).parents[2]
+
+
+def until(condition: Callable[[], object], within: float = 90.0) -> None:
+    """Look again and again until it is so."""
+    deadline, tick = time.monotonic() + within, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        tick.wait(0.01)
 
 
 class Consumer:
