@@ -23,6 +23,7 @@ __all__ = [
     "ConfigError",
     "DataUnavailableError",
     "EndpointError",
+    "EndpointInUseError",
     "ForcedShutdownError",
     "LanguageCapacityError",
     "LimitExceededError",
@@ -92,6 +93,10 @@ class ConfigError(ArgumentError):
 
 class EndpointError(ConfigError):
     """An endpoint that cannot be used. Fields: ``argument``, ``value``, ``rule``."""
+
+
+class EndpointInUseError(EndpointError):
+    """A good endpoint that somebody else has, now. Fields: ``argument``, ``value``, ``rule``."""
 
 
 class StateError(MisuseError, RuntimeError):

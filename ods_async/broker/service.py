@@ -36,6 +36,7 @@ from ods_async.errors import ClosedError, OdsError, StateError
 from ods_async.transport.curve import CurveServer
 from ods_async.transport.endpoint import default_ipc
 from ods_async.transport.gate import Refusal
+from ods_async.transport.shm import sweep_segments
 from ods_async.transport.sockets import Frame, Hub
 
 __all__ = ["Broker"]
@@ -151,6 +152,7 @@ class Broker:
             keys = CurveServer.load(self._cfg.server_keys, self._cfg.allowed_clients)
         check_binds(endpoints, insecure=self._cfg.allow_insecure_bind, keys=keys is not None)
         limits = self._settings.limits
+        sweep_segments()
         self._hub = Hub()
         try:
             self._doors = Doors(self._hub, endpoints, limits, keys=keys, on_refused=self._on_refused)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ods_async.cli.arguments import parser
 from ods_async.cli.output import describe_failure
 from ods_async.cli.signals import INTERRUPTED, Interrupted, take_watch
-from ods_async.errors import ArgumentError
+from ods_async.errors import ArgumentError, EndpointInUseError
 
 __all__ = ["main"]
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, *, leave: Callable[[int], int] 
         return 0
     except ArgumentError as error:
         describe_failure(error)
-        return 2
+        return 1 if isinstance(error, EndpointInUseError) else 2  # the words were right, the moment was not
     except Exception as error:
         describe_failure(error)
         if options.verbose:

@@ -31,6 +31,7 @@ from ods_async.client.sync import Client
 from ods_async.core.requests import Welcome
 from ods_async.errors import OdsError
 from ods_async.testing.peers import RawConsumer
+from ods_async.testing.trial.ending import ended_by_signals
 from ods_async.testing.trial.house import House, Program, until
 from ods_async.testing.trial.mischief import Mischief
 from ods_async.testing.trial.relay import Relay
@@ -138,7 +139,7 @@ class Chaos:
         if kind == "broker":
             self.welcome = None
         code = program.exit_codes[-1]
-        if kind == "broker" and code == 2 and time.monotonic() - self.mischief.rival_seen < _RIVAL_SECONDS:
+        if kind == "broker" and code == 1 and time.monotonic() - self.mischief.rival_seen < _RIVAL_SECONDS:
             return  # it came back while a second one had taken its place
         if code not in _FINE_CODES[kind] and not program.doomed:
             self.faults.append(f"{name} ended by itself with code {code}:\n{program.words()}")
@@ -286,6 +287,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--longest", type=float, default=6.0, help="seconds a fault lasts at most (default 6)")
     parser.add_argument("--keep", action="store_true", help="keep the folder with all logs")
     given = parser.parse_args(arguments)
+    with ended_by_signals():
+        return _make_trouble(given)
+
+
+def _make_trouble(given: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="ods-chaos-", dir="/tmp"))
     chaos = Chaos(folder, given.seed, rate=given.rate, pause=given.pause, longest=given.longest)
     try:

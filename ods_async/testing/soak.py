@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from ods_async.client.sync import Client
 from ods_async.errors import OdsError
+from ods_async.testing.trial.ending import ended_by_signals
 from ods_async.testing.trial.house import Figures, House, figures_of, until
 
 __all__ = ["Growth", "growth_of", "main"]
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fds", type=int, default=2, help="growth of descriptors allowed (default 2)")
     parser.add_argument("--threads", type=int, default=1, help="growth of threads allowed (default 1)")
     given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="ods-soak-", dir="/tmp") as name:
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="ods-soak-", dir="/tmp") as name:
         return _soak(given, Path(name))
 
 

@@ -16,7 +16,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from ods_async.errors import EndpointError
+from ods_async.errors import EndpointError, EndpointInUseError
 from ods_async.transport.endpoint import Endpoint
 
 __all__ = ["IpcClaim", "claim_ipc", "release_claims", "sweep_ipc", "sweep_private"]
@@ -136,10 +136,11 @@ def claim_ipc(endpoint: Endpoint) -> IpcClaim:
         except BlockingIOError:
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
-            raise _refused(
-                endpoint,
+            raise EndpointInUseError(
                 f"another broker (process {owner}) is listening on {endpoint}; stop it or choose another endpoint",
-                "one broker an endpoint",
+                argument="endpoint",
+                value=str(endpoint),
+                rule="one broker an endpoint",
             ) from None
         # The file may have been removed by its last owner between open and lock: then the lock is on nothing.
         with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, Self
 import zmq
 
 from ods_async.core.stimuli import Peer
-from ods_async.errors import ClosedError, EndpointError, ProtocolError
+from ods_async.errors import ClosedError, EndpointError, EndpointInUseError, ProtocolError
 from ods_async.transport.claims import IpcClaim, claim_ipc
 from ods_async.transport.endpoint import Endpoint, parse_endpoint, resolve_for_bind
 from ods_async.transport.hub import Hub, abandon, open_channel_count, process_id
@@ -339,7 +339,7 @@ def _listen(socket: zmq.Socket[bytes], address: str, endpoint: Endpoint) -> None
         socket.bind(address)
     except zmq.ZMQError as error:
         taken = error.errno == zmq.EADDRINUSE
-        raise EndpointError(
+        raise (EndpointInUseError if taken else EndpointError)(
             f"cannot listen on {endpoint}: {os.strerror(error.errno or 0).lower()}"
             + ("; another program has this port, choose another or 0 for any" if taken else ""),
             argument="endpoint",

@@ -46,9 +46,8 @@ def pair(hub: Hub, endpoint: str, options: ChannelOptions | None = None) -> tupl
 
 
 def got(channel: Channel) -> list[bytes]:
-    assert channel.wait(5)
-    frames = channel.receive()
-    assert frames is not None
+    while (frames := channel.receive()) is None:  # also when what came first was a stale answer, which is dropped
+        assert channel.wait(5)
     return [bytes(frame) for frame in frames]
 
 
