@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from ods_async.config.rules import bad
 from ods_async.core.schema import FieldSpec
@@ -201,8 +202,10 @@ class VectorEnvironment(DemoEnvironment):
         observations, infos = self._env.reset(seed=[int(seed) for seed in seeds])  # type: ignore[arg-type]
         self._ended[:] = False
         self._last = [None] * self.num_envs
-        rows = iterate(self._env.observation_space, observations)
-        return [Moment(row, _row_info(infos, index, self.num_envs)) for index, row in enumerate(rows)]
+        return [
+            Moment(self._row_of(observations, index), _row_info(infos, index, self.num_envs))
+            for index in range(self.num_envs)
+        ]
 
     def step(self, actions: Sequence[Any]) -> list[Moment | None]:
         """One step of the whole; rows whose action is None repeat their last one, unseen."""
@@ -220,11 +223,11 @@ class VectorEnvironment(DemoEnvironment):
         observations, rewards, terminated, truncated, infos = self._env.step(batch)
         self._ended = np.logical_or(terminated, truncated)
         found: list[Moment | None] = []
-        for index, row in enumerate(iterate(self._env.observation_space, observations)):
-            if actions[index] is None:
+        for index, action in enumerate(actions):
+            if action is None:
                 found.append(None)
                 continue
-            info = _row_info(infos, index, self.num_envs)
+            row, info = self._row_of(observations, index), _row_info(infos, index, self.num_envs)
             if self._ended[index] and self._mode is AutoresetMode.SAME_STEP:
                 # The row already shows the next episode; its own last words were put aside.
                 row, info = info.get("final_obs", row), info.get("final_info", info)
@@ -232,6 +235,9 @@ class VectorEnvironment(DemoEnvironment):
                 Moment(row, info, check_reward(rewards[index]), bool(terminated[index]), bool(truncated[index]))
             )
         return found
+
+    def _row_of(self, observations: Any, index: int) -> Any:
+        return _part_of(self._env.single_observation_space, observations, index)
 
     def row(self, index: int) -> gym.Env[Any, Any] | None:
         """The environment of a row, for a vector environment that keeps them in this process."""
@@ -246,6 +252,15 @@ class VectorEnvironment(DemoEnvironment):
     def close(self) -> None:
         """Close the vector environment."""
         self._env.close()
+
+
+def _part_of(space: gym.Space[Any], batch: Any, index: int) -> Any:
+    """One row of a batched value. Gymnasium's own ``iterate`` loses rows where a group of ``space`` is empty."""
+    if isinstance(space, spaces.Dict):
+        return {key: _part_of(sub, batch[key], index) for key, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_part_of(sub, part, index) for sub, part in zip(space.spaces, batch, strict=True))
+    return batch[index]
 
 
 def _row_info(infos: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -22,7 +23,8 @@ class ScriptedEnv(gym.Env[Any, Any]):
     The observation is ``[number of the episode, steps so far]``, float32. An entry has any of: ``plan`` (actions in
     its plan; without it, no end), ``goal`` and ``limit`` (the flag is set after so many steps), ``raises`` (that
     step does), ``task`` (instruction), ``says`` (``[steps, instruction]`` of each segment), ``info`` (what is said
-    after that number of steps), ``reward`` (of each step).
+    after that number of steps), ``reward`` (of each step), ``marker`` (a file: raise only while it is missing;
+    it is made then).
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's own declaration
@@ -51,7 +53,7 @@ class ScriptedEnv(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         said = self.said
         self.steps += 1
-        if self.steps == said.get("raises"):
+        if self.steps == said.get("raises") and _missing(said.get("marker")):
             raise ValueError(f"no step is allowed after step {self.steps - 1}, the limit of this simulator")
         goal, limit = self.steps == said.get("goal"), self.steps == said.get("limit")
         return self.seen(), said.get("reward", 1.0), goal, limit, said.get("info", {}).get(self.steps, {})
@@ -63,6 +65,14 @@ class ScriptedEnv(gym.Env[Any, Any]):
         plan = self.said.get("plan")
         if plan is not None or "says" not in self.said:
             yield DemoSegment(itertools.repeat(action) if plan is None else [action] * plan, "all")
+
+
+def _missing(marker: str | None) -> bool:
+    if marker is None:
+        return True
+    missing = not Path(marker).exists()
+    Path(marker).touch()
+    return missing
 
 
 def register() -> None:
