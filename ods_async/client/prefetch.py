@@ -76,6 +76,7 @@ class Feed:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._wake: int | None = None
+        self._pid = os.getpid()
 
     def take(self, *, wait: bool) -> TensorDict | None:
         """The next batch; None if there is none yet (only without ``wait``).
@@ -104,7 +105,9 @@ class Feed:
                 self._changed.wait()
 
     def stop(self) -> None:
-        """End the thread and hand back what was not taken. Again: no effect."""
+        """End the thread and hand back what was not taken. Again, or in a forked child: no effect."""
+        if self._pid != os.getpid():
+            return  # thread, lock and descriptor are the parent's
         with self._changed:
             self._stopped = True
             if self._wake is not None:

@@ -72,7 +72,7 @@ class Client(ClientCore):
         self._handback = Handback(self._settle)
         self._streams: weakref.WeakSet[BatchStream] = weakref.WeakSet()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._finalizer = weakref.finalize(self, _end, self._hub, self._wake, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, self._hub, self._wake, self._handback, os.getpid())
 
     def __enter__(self) -> Self:
         try:
@@ -403,7 +403,8 @@ class BatchStream:
         self.close()
 
 
-def _end(hub: Hub, wake: int, pid: int) -> None:
+def _end(hub: Hub, wake: int, handback: Handback, pid: int) -> None:
     if pid == os.getpid():
+        handback.close()  # at the interpreter's end its thread still runs, and uses the sockets
         hub.close()
     os.close(wake)
