@@ -4,6 +4,8 @@ Valid messages of every kind are mutated by structure (values replaced, dropped,
 cut, spliced, lengths that lie), among plain noise. The decoders must return a message or raise ``ProtocolError``; a
 rollout's header is then unpacked over a payload, a description of a buffer is laid out, a plan is taken: these, too,
 work or raise ``ProtocolError``. What was taken can be encoded and read again. Memory must not grow.
+
+With ``--atheris SECONDS`` the inputs are chosen by coverage instead, see ``ods_async.testing.guided``.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ from ods_async.wire import codec
 from ods_async.wire.messages import ANSWERS, BROADCASTS, REPORTS, REQUESTS, TICKETS, ErrorReport
 from ods_async.wire.rollout import pack_rollout, plan_rollout, unpack_rollout
 
-__all__ = ["Fuzzer", "main"]
+__all__ = ["KINDS", "Fuzzer", "main"]
+
+KINDS: Final = ("request", "answer", "report", "ticket", "broadcast", "error", "rollout")
+"""The kinds of messages there are; a rollout is a report with its payload."""
 
 _WARM_SHARE: Final = 0.1
 _SLOW_SECONDS: Final = 0.25
-_KINDS: Final = ("request", "answer", "report", "ticket", "broadcast", "error", "rollout")
 _WEIGHTS: Final = (4, 4, 3, 1, 2, 1, 5)
 
 
@@ -67,11 +71,11 @@ class Fuzzer:
     def one(self, number: int) -> None:
         """Make message ``number`` and read it."""
         rng = random.Random(self._seed * 1_000_003 + number)
-        kind = rng.choices(_KINDS, _WEIGHTS)[0]
+        kind = rng.choices(KINDS, _WEIGHTS)[0]
         data, second = self.message(kind, rng)
         begun = time.thread_time()
         try:
-            self._readers[kind](data, second)
+            self.read(kind, data, second)
             self.counts[f"{kind} taken"] += 1
         except ProtocolError:
             self.counts[f"{kind} refused"] += 1
@@ -84,17 +88,28 @@ class Fuzzer:
 
     def message(self, kind: str, rng: random.Random) -> tuple[bytes, bytes]:
         """A mutated message of that kind, and its second frame (a payload, or a topic)."""
-        data, second = self._valid(kind, rng)
+        data, second = self.valid(kind, rng)
         choice = rng.random()
         if choice < 0.5:
             data = mutate_tree(data, rng)
         elif choice < 0.95:
-            data = mutate_bytes(data, rng, self._valid(rng.choice(_KINDS), rng)[0])
+            data = mutate_bytes(data, rng, self.valid(rng.choice(KINDS), rng)[0])
         if kind == "rollout" and rng.random() < 0.3:
             second = second[: rng.randrange(len(second) + 1)] + rng.randbytes(rng.choice((0, 0, 1, 64)))
         return data, second
 
-    def _valid(self, kind: str, rng: random.Random) -> tuple[bytes, bytes]:
+    def read(self, kind: str, data: bytes, second: bytes) -> None:
+        """Read a message as its receiver does, and whatever hangs on it.
+
+        Raises:
+            ProtocolError: it is refused, as it should be.
+            Exception: a fault of ours.
+        """
+        self._readers[kind](data, second)
+
+    @staticmethod
+    def valid(kind: str, rng: random.Random) -> tuple[bytes, bytes]:
+        """A message of that kind with nothing wrong, and its second frame."""
         number = rng.randrange(2**40)
         if kind == "request":
             request = random_message(rng.choice(list(REQUESTS.values())), rng)
@@ -187,7 +202,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first message (to replay one)")
     parser.add_argument("--growth-mb", type=float, default=8.0, help="growth of private memory allowed (default 8 MB)")
+    parser.add_argument("--atheris", type=float, metavar="SECONDS", help="let coverage choose the inputs, for so long")
+    parser.add_argument("--corpus", metavar="DIR", help="with --atheris: where inputs are kept (default: nowhere)")
+    parser.add_argument("--input", metavar="FILE", help="read one input that --atheris has kept, and stop")
     given = parser.parse_args(arguments)
+    if given.atheris is not None or given.input is not None:
+        from ods_async.testing import guided
+
+        if given.input is not None:
+            return guided.replay(given.input)
+        return guided.run(given.atheris, given.corpus, given.seed)
     fuzzer = Fuzzer(given.seed)
     warm = given.first + int(given.messages * _WARM_SHARE)
     before, begun = _private_mb(), time.monotonic()
