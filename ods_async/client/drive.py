@@ -22,7 +22,11 @@ def drive(talk: Talk[A], lane: Lane, deadline: float) -> A:
         step: Step = next(talk)
         while True:
             try:
-                outcome: Any = lane.ask(step.request, deadline, step.limit) if isinstance(step, Ask) else step.work()
+                outcome: Any
+                if isinstance(step, Ask):
+                    outcome = lane.ask(step.request, deadline, step.limit, step.meanwhile)
+                else:
+                    outcome = step.work()
             except BaseException as error:
                 step = talk.throw(error)
             else:
@@ -42,7 +46,7 @@ async def drive_async(talk: Talk[A], lane: AsyncLane, deadline: float) -> A:
             try:
                 outcome: Any
                 if isinstance(step, Ask):
-                    outcome = await lane.ask(step.request, deadline, step.limit)
+                    outcome = await lane.ask(step.request, deadline, step.limit, step.meanwhile)
                 elif step.nbytes > LARGE_BYTES:
                     outcome = await _in_thread(step)
                 else:

@@ -55,10 +55,15 @@ B_co = TypeVar("B_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the broker. ``limit`` bounds the wait further than the call's own deadline, in seconds."""
+    """Ask the broker. ``limit`` bounds the wait further than the call's own deadline, in seconds.
+
+    ``meanwhile`` is work that the answer will need: whoever carries the conversation out may do it while the answer is
+    on its way, or leave it.
+    """
 
     request: Request
     limit: float | None = None
+    meanwhile: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,11 @@ class Memory(Protocol[B_co]):
     def nbytes(self, batch_size: int, length: int, history: int) -> int:
         """Bytes of such a batch."""
 
-    def gather(self, plan: Plan, landing: object) -> B_co | None:
-        """The batch of ``plan``, or None when a row changed while it was read."""
+    def prepare(self, batch_size: int, length: int, history: int, landing: object) -> object:
+        """Memory for one such batch and all that can be made of it before its plan is known."""
+
+    def gather(self, plan: Plan, landing: object, prepared: object = None) -> B_co | None:
+        """The batch of ``plan``, in what was prepared for it if anything was; None when a row changed meanwhile."""
 
     def wrap(self, answer: Batch, payload: bytes | memoryview, landing: object) -> B_co:
         """The batch in ``payload``."""
@@ -239,11 +247,11 @@ class Exchange(Generic[B]):
             memory = known.memory = made
         return known, memory
 
-    def _ask(self, session: Session, request: Request) -> Talk[Answered]:
+    def _ask(self, session: Session, request: Request, meanwhile: Callable[[], None] | None = None) -> Talk[Answered]:
         """Ask; where the broker has forgotten this connection, say hello and ask again."""
         answered: Answered
         try:
-            answered = yield Ask(request)
+            answered = yield Ask(request, None, meanwhile)
         except SessionLostError:
             session.greeted = False
             yield from self.greet(session)
@@ -338,7 +346,12 @@ class Exchange(Generic[B]):
             release=release,
             undelivered=undelivered,
         )
-        answered = yield from self._ask(session, request)
+        prepared: list[object] = []
+
+        def prepare() -> None:
+            prepared.append(memory.prepare(wanted.batch_size, wanted.length, wanted.history, landing))
+
+        answered = yield from self._ask(session, request, prepare if memory.shared else None)
         session.overslept = False
         answer = answered.answer
         if isinstance(answer, Batch):
@@ -359,7 +372,7 @@ class Exchange(Generic[B]):
         try:
             for plan in plans.plans:
                 _check_shape(plan, wanted)
-                batch = yield Do(_bound(memory.gather, plan, landing), nbytes)
+                batch = yield Do(_bound(memory.gather, plan, landing, prepared.pop() if prepared else None), nbytes)
                 if batch is None:
                     self.redrawn += 1
                     session.overslept = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,14 @@ _LOG = logging.getLogger("ods_async.client")
 _LAYOUTS_KEPT = 64
 
 
+class _Target(NamedTuple):
+    """Memory for a batch: field by field, its narrow fields window by window, and the batch over it."""
+
+    views: Mapping[Path, NDArray[Any]]
+    windows: Mapping[Path, NDArray[np.void]] | None
+    batch: TensorDict
+
+
 class Link:
     """How this process gets at the buffer of one run. Any number of threads may use it at once.
 
@@ -43,6 +51,7 @@ class Link:
         self._pool = pool
         self._attached = attached
         self._layouts: dict[tuple[int, int, bool], BatchLayout] = {}
+        self._served: set[tuple[int, int, bool]] = set()
         self._program: GatherProgram | None = None
         self._stamps: NDArray[np.int64] | None = None
         if attached is not None:
@@ -63,7 +72,18 @@ class Link:
         """Bytes of such a batch."""
         return self._batch_layout(batch_size, length, history).nbytes
 
-    def gather(self, plan: Plan, landing: object) -> TensorDict | None:
+    def prepare(self, batch_size: int, length: int, history: int, landing: object) -> object:
+        """Memory for such a batch, and the TensorDict over it; None before one like it was gathered.
+
+        Making it takes about as long as copying a small batch, so it is done while the plan is on its way. Of sizes
+        that no plan has come for yet nobody knows whether the broker will serve them.
+        """
+        assert isinstance(landing, Landing)
+        if landing.out is not None or (batch_size, length, history > 0) not in self._served:
+            return None
+        return self._target(self._batch_layout(batch_size, length, history), landing)
+
+    def gather(self, plan: Plan, landing: object, prepared: object = None) -> TensorDict | None:
         """Copy the windows of ``plan`` into memory of the caller's own; None when a row changed meanwhile.
 
         Raises:
@@ -75,12 +95,14 @@ class Link:
         if program is None or stamps is None:
             raise ProtocolError("got a plan without having shared memory", reason="plan without memory")
         windows, expected = WindowPlan.from_message(plan, self._layout.rows, self._layout.steps)
-        layout = self._batch_layout(plan.batch_size, plan.length, plan.history)
-        views = self._target(layout, landing)
-        program.run(windows, views)
+        target = prepared
+        if not isinstance(target, _Target):
+            target = self._target(self._batch_layout(plan.batch_size, plan.length, plan.history), landing)
+            self._served.add((plan.batch_size, plan.length, plan.history > 0))
+        program.run(windows, target.views, target.windows)
         if not np.array_equal(stamps[windows.rows], expected):
             return None
-        return self._deliver(views, layout, landing)
+        return landing.deliver(target.batch)
 
     def wrap(self, answer: Batch, payload: bytes | memoryview, landing: object) -> TensorDict:
         """A batch over the received frame itself where that is writable, else over a copy of it.
@@ -102,11 +124,11 @@ class Link:
             views = layout.views(payload)
             # Torch reads misaligned memory, but not safely on every machine, and never fast.
             if all(view.flags.aligned for view in views.values()):
-                return self._deliver(views, layout, landing)
+                return landing.deliver(as_tensordict(views, layout.batch_size, layout.length))
         target = self._target(layout, landing)
         for path, received in layout.views(payload).items():
-            np.copyto(target[path], received)
-        return self._deliver(target, layout, landing)
+            np.copyto(target.views[path], received)
+        return landing.deliver(target.batch)
 
     def close(self) -> None:
         """Let go of the segment. Batches stay valid: they never point into it."""
@@ -121,20 +143,17 @@ class Link:
         if layout is None:
             if len(self._layouts) >= _LAYOUTS_KEPT:
                 self._layouts.clear()
+                self._served.clear()
             layout = BatchLayout.of(self._layout.schema, batch_size, length, context=history > 0)
             self._layouts[key] = layout
         return layout
 
-    def _target(self, layout: BatchLayout, landing: Landing) -> Mapping[Path, NDArray[Any]]:
+    def _target(self, layout: BatchLayout, landing: Landing) -> _Target:
         if landing.out is not None:
-            return views_of(landing.out, layout)
-        return layout.views(landing.buffer(self._pool, layout.nbytes).data)
-
-    @staticmethod
-    def _deliver(views: Mapping[Path, NDArray[Any]], layout: BatchLayout, landing: Landing) -> TensorDict:
-        if landing.out is not None:
-            return landing.out
-        return landing.deliver(as_tensordict(views, layout.batch_size, layout.length))
+            return _Target(views_of(landing.out, layout), None, landing.out)
+        memory = landing.buffer(self._pool, layout.nbytes).data
+        views = layout.views(memory)
+        return _Target(views, layout.windows(memory), as_tensordict(views, layout.batch_size, layout.length))
 
 
 def checked_data_path(value: str) -> DataPath:

@@ -1,7 +1,9 @@
 """The one copy: planned windows out of the buffer, into memory somebody owns.
 
-The same function runs in a consumer over shared memory and in the broker over its own. The time goes into
-``numpy.ndarray.take``, which lets other threads run.
+The same function runs in a consumer over shared memory and in the broker over its own. Fields of few bytes a step are
+copied a window at a time: a window's steps lie side by side, so it is one element of an array of overlapping elements,
+and ``n`` elements are picked instead of ``n * length``. Larger ones go step by step through ``numpy.ndarray.take``,
+which copies straight to where they belong and lets other threads run.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ods_async.core.memory import LOSS_MASK
+from ods_async.core.memory import LOSS_MASK, NARROW_BYTES
 from ods_async.core.schema import PROVENANCE, Path, path_text
 from ods_async.core.window_plan import WindowPlan
 
@@ -24,6 +26,8 @@ CONTEXT_PADS: Final[Mapping[Path, int]] = {
     **{field.path: -1 for field in PROVENANCE},
 }
 """What padding of a context holds where that is not zero (B26). Steps behind an episode's end are padded otherwise."""
+
+_LENGTHS_KEPT: Final = 16
 
 
 class GatherProgram:
@@ -40,36 +44,40 @@ class GatherProgram:
             raise ValueError(f"fields of one buffer share rows and steps; found {sorted(sizes)}")
         ((self.rows, self.steps),) = sizes
         self._flat: dict[Path, NDArray[Any]] = {}
+        self._narrow: dict[Path, int] = {}
+        self._windows: dict[int, dict[Path, NDArray[np.void]]] = {}
         for path, array in source.items():
             if not array.flags.c_contiguous:
                 raise ValueError(f"{path_text(path)} is not contiguous")
-            self._flat[path] = array.reshape(self.rows * self.steps, *array.shape[2:])
+            flat = array.reshape(self.rows * self.steps, *array.shape[2:])
+            self._flat[path] = flat
+            if 0 < flat.strides[0] <= NARROW_BYTES and flat.size:
+                self._narrow[path] = flat.strides[0]
         self._pads = {path: pads.get(path, 0) for path in source}
 
-    def run(self, plan: WindowPlan, out: Mapping[Path, NDArray[Any]]) -> None:
+    def run(
+        self,
+        plan: WindowPlan,
+        out: Mapping[Path, NDArray[Any]],
+        whole: Mapping[Path, NDArray[np.void]] | None = None,
+    ) -> None:
         """Copy the windows of ``plan`` into ``out``: path -> ``[n, length, *shape]`` of the source's dtype.
 
         ``out`` names the fields that are wanted; of a context also ``("loss_mask",)``, bool, where it is wanted.
         Padding gets each field's pad, so ``valid`` is False there. Indices outside the buffer are clipped to it.
+        ``whole`` has the same memory as ``[n]`` windows (:meth:`BatchLayout.windows`), where that was made before.
 
         Raises:
             KeyError: the buffer has no such field.
             TypeError: the memory has another dtype; nothing is cast.
             ValueError: the memory has another shape.
         """
-        steps = plan.starts.astype(np.intp)[:, None] + np.arange(plan.length)
-        padding = None
-        if plan.first is not None and plan.last is not None:
-            first, last = plan.first[:, None], plan.last[:, None]
-            real = (steps >= first) & (steps < last)
-            np.clip(steps, first, last - 1, out=steps)
-            mask = out.get(LOSS_MASK.path)
-            if mask is not None:
-                mask[...] = real
-                mask[:, : plan.history - 1] = False
-            if not real.all():
-                padding = np.nonzero(~real)
-        steps += (plan.rows.astype(np.intp) * self.steps)[:, None]
+        begins = plan.rows.astype(np.intp) * self.steps
+        firsts = begins + plan.starts
+        inside = bool(firsts.min() >= 0 and firsts.max() + plan.length <= self.rows * self.steps)
+        windows = self._windows_of(plan.length) if inside else {}
+        padding = self._padding(plan, out.get(LOSS_MASK.path))
+        steps: NDArray[np.intp] | None = None
         for path, target in out.items():
             flat = self._flat.get(path)
             if flat is None:
@@ -78,9 +86,56 @@ class GatherProgram:
                 raise KeyError(path_text(path))
             if target.dtype != flat.dtype:  # take would cast
                 raise TypeError(f"{path_text(path)} holds {flat.dtype} and cannot be copied into {target.dtype}")
-            flat.take(steps, axis=0, out=target, mode="clip")
+            source = windows.get(path)
+            if source is not None and whole is not None and path in whole:
+                whole[path][...] = source[firsts]
+            elif source is not None and target.flags.c_contiguous and target.shape[:2] == (len(plan), plan.length):
+                target.reshape(len(plan), -1).view(source.dtype)[:, 0] = source[firsts]
+            else:
+                if steps is None:
+                    steps = self._steps_of(plan, begins)
+                flat.take(steps, axis=0, out=target, mode="clip")
             if padding is not None:
                 target[padding] = self._pads[path]
+
+    def _windows_of(self, length: int) -> dict[Path, NDArray[np.void]]:
+        """Each narrow field as ``[rows * steps - length + 1]`` overlapping windows; one begins at every step."""
+        windows = self._windows.get(length)
+        if windows is None:
+            if len(self._windows) >= _LENGTHS_KEPT:
+                self._windows.clear()
+            count = max(0, self.rows * self.steps - length + 1)
+            windows = self._windows[length] = {
+                path: np.ndarray(
+                    (count,),
+                    np.dtype((np.void, length * nbytes)),
+                    self._flat[path].reshape(-1).view(np.uint8),
+                    0,
+                    (nbytes,),
+                )
+                for path, nbytes in self._narrow.items()
+            }
+        return windows
+
+    @staticmethod
+    def _padding(plan: WindowPlan, mask: NDArray[np.bool_] | None) -> tuple[NDArray[np.intp], ...] | None:
+        """Where the windows of contexts hold no real step; writes ``mask`` as well, where one is wanted."""
+        if plan.first is None or plan.last is None:
+            return None
+        steps = plan.starts[:, None] + np.arange(plan.length, dtype=np.int32)
+        real = (steps >= plan.first[:, None]) & (steps < plan.last[:, None])
+        if mask is not None:
+            mask[...] = real
+            mask[:, : plan.history - 1] = False
+        return None if real.all() else np.nonzero(~real)
+
+    @staticmethod
+    def _steps_of(plan: WindowPlan, begins: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The place of every step of every window, ``[n, length]``."""
+        steps = plan.starts.astype(np.intp)[:, None] + np.arange(plan.length)
+        if plan.first is not None and plan.last is not None:
+            np.clip(steps, plan.first[:, None], plan.last[:, None] - 1, out=steps)
+        return steps + begins[:, None]
 
 
 def gather_into(

@@ -27,6 +27,7 @@ __all__ = [
     "ALIGNMENT",
     "HEADER_BYTES",
     "LOSS_MASK",
+    "NARROW_BYTES",
     "TOKEN_BYTES",
     "BatchLayout",
     "SegmentHeader",
@@ -38,6 +39,7 @@ ALIGNMENT: Final = 64
 HEADER_BYTES: Final = 4096
 TOKEN_BYTES: Final = 32
 LOSS_MASK: Final = FieldSpec(("loss_mask",), "bool")
+NARROW_BYTES: Final = 64  # of a step; fields up to this are copied a window at a time, see ``core.gather``
 
 _MAGIC: Final = b"odsbuf\x00\x01"
 _VERSION: Final = 1
@@ -185,6 +187,7 @@ class BatchLayout:
     _arrays: tuple[tuple[Path, tuple[int, ...], np.dtype[Any], int], ...] = dataclass_field(
         init=False, repr=False, compare=False
     )
+    _narrow: tuple[tuple[Path, np.dtype[Any], int], ...] = dataclass_field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         windows = (self.batch_size, self.length)
@@ -192,7 +195,13 @@ class BatchLayout:
             (field.path, windows + field.shape, np.dtype(field.dtype), offset)
             for field, offset in zip(self.fields, self.offsets, strict=True)
         )
+        narrow = tuple(
+            (field.path, np.dtype((np.void, self.length * field.step_nbytes)), offset)
+            for field, offset in zip(self.fields, self.offsets, strict=True)
+            if 0 < field.step_nbytes <= NARROW_BYTES and field != LOSS_MASK
+        )
         object.__setattr__(self, "_arrays", arrays)
+        object.__setattr__(self, "_narrow", narrow)
 
     @classmethod
     def of(cls, schema: EpisodeSchema, batch_size: int, length: int, *, context: bool) -> Self:
@@ -212,11 +221,19 @@ class BatchLayout:
 
     def views(self, buffer: Buffer) -> dict[Path, NDArray[Any]]:
         """Each field as ``[batch_size, length, *shape]`` over ``buffer``; writable where the buffer is."""
+        whole = self._checked(buffer)
+        return {path: np.ndarray(shape, dtype, whole, offset) for path, shape, dtype, offset in self._arrays}
+
+    def windows(self, buffer: Buffer) -> dict[Path, NDArray[np.void]]:
+        """Each narrow field as ``[batch_size]`` whole windows over ``buffer``: the same memory as :meth:`views`."""
+        whole, shape = self._checked(buffer), (self.batch_size,)
+        return {path: np.ndarray(shape, dtype, whole, offset) for path, dtype, offset in self._narrow}
+
+    def _checked(self, buffer: Buffer) -> NDArray[np.uint8]:
         view = memoryview(buffer)
         if view.nbytes < self.nbytes:
             raise ValueError(f"the batch needs {self.nbytes} bytes and the buffer has {view.nbytes}")
-        whole = _held(view)
-        return {path: np.ndarray(shape, dtype, whole, offset) for path, shape, dtype, offset in self._arrays}
+        return _held(view)
 
 
 def _held(view: memoryview) -> NDArray[np.uint8]:

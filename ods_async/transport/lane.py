@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ods_async.core.requests import Cancel, Release, Request
@@ -79,9 +80,16 @@ class Lane(_Line):
         if wake is not None:
             self._readers.append(wake)
 
-    def ask(self, request: Request, deadline: float, limit: float | None = None) -> Answered:
+    def ask(
+        self,
+        request: Request,
+        deadline: float,
+        limit: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Answered:
         """Ask, and wait for the answer until ``deadline`` (monotonic seconds) or for ``limit`` seconds if that is less.
 
+        ``meanwhile`` is done while the answer is on its way; what it raises is raised here, and calls the request off.
         However it ends, the lane can ask again at once, unless it is ``lost``.
 
         Raises:
@@ -91,6 +99,12 @@ class Lane(_Line):
             Exception: what the broker answered.
         """
         self.post(request, deadline, limit)
+        if meanwhile is not None:
+            try:
+                meanwhile()
+            except BaseException:
+                self.give_up()
+                raise
         return self.collect()
 
     def post(self, request: Request, deadline: float, limit: float | None = None) -> None:
@@ -181,7 +195,13 @@ class AsyncLane(_Line):
         self._loop.add_reader(self._watch_fileno, self._on_watch)
         self._loop.call_soon(self._on_watch)
 
-    async def ask(self, request: Request, deadline: float, limit: float | None = None) -> Answered:
+    async def ask(
+        self,
+        request: Request,
+        deadline: float,
+        limit: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Answered:
         """As :meth:`Lane.ask`; may be cancelled at any time."""
         now = time.monotonic()
         until = deadline if limit is None else min(deadline, now + limit)
@@ -197,6 +217,8 @@ class AsyncLane(_Line):
             if self.lost and self._trouble.done():
                 raise self._trouble.result()
             timer = self._loop.call_later(self._asker.patience - time.monotonic(), self._on_overdue)
+            if meanwhile is not None:
+                meanwhile()
             return await waiter
         except BaseException:
             notice = self._asker.give_up()

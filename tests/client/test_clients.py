@@ -17,6 +17,8 @@ import torch
 from tensordict import TensorDict
 
 from ods_async.client.aio import AsyncClient
+from ods_async.client.batch import as_tensordict
+from ods_async.client.link import Link
 from ods_async.client.sync import Client
 from ods_async.core.requests import BufferDescription, Cancel, GetLanguage, Plans, Sample
 from ods_async.core.states import OnlineDataEngineState
@@ -657,3 +659,48 @@ def test_a_key_the_broker_does_not_take_is_told_within_seconds_c18(make: Make) -
         assert time.monotonic() - begin < 6
         assert service.endpoint in str(caught.value)
         assert secret.decode() not in repr(client)
+
+
+def test_what_is_made_ahead_of_a_plan_and_fails_calls_the_request_off(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the client can be used at once."""
+    with Service() as service, make(service.endpoint) as client:
+        client.sample_batch(7, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(Link, "prepare", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                client.sample_batch(7, 3)
+        check_windows(client.sample_batch(7, 3))
+        service.wait_for(lambda: service.asked(Cancel))
+
+
+def test_the_quick_way_to_a_batch_gives_what_the_constructor_gives() -> None:
+    """Nested fields, keys with dots, one size for all levels."""
+    views = {
+        ("obs", "qpos"): np.arange(30, dtype=np.float32).reshape(2, 5, 3),
+        ("obs", "cam.era", "rgb"): np.arange(80, dtype=np.uint8).reshape(2, 5, 8),
+        ("valid",): np.ones((2, 5), np.bool_),
+    }
+    quick = as_tensordict(views, 2, 5)
+    nested = {"obs": {"qpos": 0, "cam.era": {"rgb": 0}}, "valid": 0}
+    assert set(quick.keys(True, True)) == {("obs", "qpos"), ("obs", "cam.era", "rgb"), "valid"}
+    assert set(quick.keys()) == set(nested)
+    for level in (quick, quick["obs"], quick["obs"]["cam.era"]):
+        assert isinstance(level, TensorDict)
+        assert level.batch_size == torch.Size((2, 5))
+        assert not level.is_locked
+    slow = TensorDict(
+        {
+            "obs": {"qpos": quick["obs", "qpos"], "cam.era": {"rgb": quick["obs", "cam.era", "rgb"]}},
+            "valid": quick["valid"],
+        },
+        batch_size=(2, 5),
+    )
+    assert (quick == slow).all()
+    assert quick["obs", "qpos"].data_ptr() == views["obs", "qpos"].ctypes.data
+    half = quick[:, 1:4]
+    assert half["obs"].batch_size == torch.Size((2, 3))
+    quick["new"] = torch.zeros(2, 5, 7)
+    with pytest.raises(RuntimeError):
+        quick["bad"] = torch.zeros(3, 5)

@@ -54,8 +54,11 @@ class Words:
     def nbytes(self, batch_size: int, length: int, history: int) -> int:
         return batch_size * length
 
-    def gather(self, plan: Plan, landing: object) -> str | None:
-        return None if plan.lease_id in self.stale else f"batch {plan.lease_id} to {landing}"
+    def prepare(self, batch_size: int, length: int, history: int, landing: object) -> str:
+        return f" in memory for {(batch_size, length, history)}"
+
+    def gather(self, plan: Plan, landing: object, prepared: object = None) -> str | None:
+        return None if plan.lease_id in self.stale else f"batch {plan.lease_id} to {landing}{prepared or ''}"
 
     def wrap(self, answer: Batch, payload: bytes | memoryview, landing: object) -> str:
         return f"frame {bytes(payload).decode()} to {landing}"
@@ -125,6 +128,24 @@ def test_a_lease_is_handed_back_after_the_copy_with_the_next_draw_or_by_notice()
     assert script.questions[0].release == (3,)
     assert session.notice() == Release((4,))
     assert session.notice() is None
+
+
+def test_what_a_batch_needs_may_be_made_while_its_plan_is_on_the_way() -> None:
+    made, _, session = ready()
+    talk = made.sample(session, WANTED, "host")
+    step = next(talk)
+    assert isinstance(step, Ask)
+    assert step.meanwhile is not None
+    step.meanwhile()
+    work = talk.send(Answered(Plans((plan(7),), (0, 0))))
+    assert isinstance(work, Do)
+    assert work.work() == "batch 7 to host in memory for (5, 4, 0)"
+    talk.close()
+
+    frames, _, session = ready(shared=False)
+    step = next(frames.sample(session, WANTED, "host"))
+    assert isinstance(step, Ask)
+    assert step.meanwhile is None
 
 
 def test_a_changed_row_means_drawing_again_and_the_batch_is_given_back_b37() -> None:

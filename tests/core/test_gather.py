@@ -42,9 +42,13 @@ def index_of(notes: Annotations) -> RunIndex:
 
 
 def room_for(plan):
+    return room_and_windows_for(plan)[0]
+
+
+def room_and_windows_for(plan):
     layout = BatchLayout.of(SCHEMA, len(plan), plan.length, context=plan.first is not None)
     buffer = np.full(layout.nbytes, 0xA5, np.uint8)
-    return layout.views(buffer)
+    return layout.views(buffer), layout.windows(buffer)
 
 
 def equal(one, other):
@@ -67,6 +71,32 @@ def test_b20_chunks_hold_exactly_the_planned_steps_and_belong_to_the_caller(note
         assert equal(out[field.path], expected)
         out[field.path].fill(0)
         assert equal(source[field.path], before[field.path])
+
+
+@given(annotated_buffers(), st.integers(0, 4), st.integers(1, 6), st.integers(0, 99))
+def test_whole_windows_prepared_or_not_are_the_same_bytes_as_step_by_step(notes, history, length, seed):
+    index, rng = index_of(notes), np.random.default_rng(seed)
+    if not index.rows_with("episode", length if not history else 1):
+        return
+    source = filled_buffer(notes)
+    plan = (
+        plan_contexts(index, 9, history, length, "episode", rng)
+        if history
+        else plan_windows(index, 9, length, "episode", rng)
+    )
+    program = GatherProgram(source)
+    plain, (prepared, windows) = room_for(plan), room_and_windows_for(plan)
+    assert ("actions",) in windows
+    assert ("obs", "none") not in windows
+    program.run(plan, plain)
+    program.run(plan, prepared, windows)
+    stepwise = GatherProgram(source)
+    stepwise._narrow.clear()
+    again = room_for(plan)
+    stepwise.run(plan, again)
+    for path, array in again.items():
+        assert equal(plain[path], array)
+        assert equal(prepared[path], array)
 
 
 @given(

@@ -144,7 +144,7 @@ async def stop_midway(kind: str, endpoint: str, batch: int, chunk: int, facts: R
     torn: list[list[str]] = []
     known = Facts(**facts)
 
-    def copy_and_stop(self: GatherProgram, plan: Any, out: Mapping[Any, Any]) -> None:
+    def copy_and_stop(self: GatherProgram, plan: Any, out: Mapping[Any, Any], _whole: object = None) -> None:
         GatherProgram.run = copy  # type: ignore[method-assign]
         image = ("obs", "image")  # the large one; it comes last, in halves
         copy(self, plan, {path: array for path, array in out.items() if path != image})

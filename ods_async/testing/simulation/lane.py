@@ -40,7 +40,10 @@ class SimMemory:
         """So much that copying takes a while."""
         return 1
 
-    def gather(self, plan: Plan, landing: object) -> Views | None:
+    def prepare(self, batch_size: int, length: int, history: int, landing: object) -> None:
+        """Nothing is made ahead."""
+
+    def gather(self, plan: Plan, landing: object, prepared: object = None) -> Views | None:
         """Called twice for each plan: half of the windows are copied, then, later, the others."""
         copy = self._copies.pop(plan.lease_id, None)
         if copy is None:
