@@ -36,7 +36,7 @@ class DemoSegment:
         actions: the actions in order, or a callable that returns them; it is called when the segment begins, with the
             :class:`DemoView` if it takes an argument.
         name: what people call this part.
-        instruction: what is done in it, in words for a policy that reads; None: the episode's instruction.
+        instruction: what is done in it, in words for a policy that reads; None or empty: the episode's instruction.
         target: which object or place it is about, free text.
         validator: asked when the segment has ended (with the view if it takes an argument); a false answer marks its
             steps as not accepted, which keeps them out of ``segment`` and ``boundary`` samples.
@@ -64,7 +64,7 @@ class DemoView:
         attempt_id: tries before this one.
         capacity: the longest episode, in steps.
         rng: random numbers of this row and attempt.
-        instruction: what the episode does; a plan may set it.
+        instruction: what the episode does; a plan may set it. None or empty: nothing is known (``unknown_task``).
         metadata: small facts to keep with the episode; a plan may add to it.
     """
 
