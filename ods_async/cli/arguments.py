@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 
 from ods_async.errors import EndpointError
-from ods_async.transport.endpoint import parse_endpoint
+from ods_async.transport.endpoint import Endpoint, parse_address, parse_endpoint
 from ods_async.version import __version__
 
 __all__ = ["parser"]
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
     worker = verbs.add_parser("worker", help="start one worker for a broker elsewhere")
     worker.add_argument("config", metavar="CONFIG", help="settings file (.yaml, .json, .toml)")
-    worker.add_argument("--connect", metavar="ENDPOINT", required=True, type=_endpoint, help="the broker's address")
+    worker.add_argument("--connect", metavar="ENDPOINT", required=True, type=_address, help="the broker's address")
     worker.add_argument(
         "--id", dest="worker_id", metavar="NAME", help="name of the worker; default: host and process id"
     )
@@ -103,7 +104,7 @@ def _config(command: argparse.ArgumentParser) -> None:
 
 
 def _ask(command: argparse.ArgumentParser, timeout: float = 10.0) -> None:
-    command.add_argument("endpoint", metavar="ENDPOINT", type=_endpoint, help="tcp://host:port or ipc:///path")
+    command.add_argument("endpoint", metavar="ENDPOINT", type=_address, help="tcp://host:port or ipc:///path")
     _keys(command)
     command.add_argument("--timeout", type=_seconds, default=timeout, help=f"seconds to wait (default {timeout:g})")
     command.add_argument("--json", action="store_true", help="for programs: JSON, one value a line")
@@ -114,11 +115,15 @@ def _keys(command: argparse.ArgumentParser) -> None:
     command.add_argument("--keys", metavar="PATH", help=words)
 
 
-def _endpoint(text: str) -> str:
+def _endpoint(text: str, parse: Callable[[str], Endpoint] = parse_endpoint) -> str:
     try:
-        return str(parse_endpoint(text))
+        return str(parse(text))
     except EndpointError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _address(text: str) -> str:
+    return _endpoint(text, parse_address)
 
 
 def _number(text: str, low: int) -> int:

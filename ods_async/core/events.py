@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 
 __all__ = [
     "KINDS",
+    "AttemptDiscarded",
     "ClientRefused",
     "EpisodeEvicted",
     "EpisodePublished",
@@ -199,6 +200,18 @@ class TicketReissued(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptDiscarded(Event):
+    """A worker threw away what it made and tries again: it failed, or held NaN or infinity; ``reason`` says which."""
+
+    kind: ClassVar[str] = "attempt_discarded"
+    worker_id: str
+    ticket_id: int
+    attempt: int
+    episodes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRefused(Event):
     """A rollout was refused, and why."""
 
@@ -250,6 +263,7 @@ KINDS: Final[dict[str, type[Event]]] = {
         WorkerExited,
         WorkerFailure,
         TicketReissued,
+        AttemptDiscarded,
         RolloutRefused,
         MessageRejected,
         ClientRefused,

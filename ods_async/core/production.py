@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ods_async.core.episode import Rollout
 from ods_async.core.events import (
+    AttemptDiscarded,
     EpisodeEvicted,
     EpisodePublished,
     GenerationCompleted,
@@ -179,7 +180,16 @@ class ProductionDesk:
 
     def attempt_failed(self, report: AttemptFailed) -> None:
         """A worker threw an attempt away and tries again."""
-        self.failed_episodes += min(report.episodes, self._run.settings.limits.episodes_per_rollout)
+        episodes = min(report.episodes, self._run.settings.limits.episodes_per_rollout)
+        self.failed_episodes += episodes
+        self._run.emit(
+            AttemptDiscarded,
+            worker_id=report.worker_id,
+            ticket_id=report.ticket_id,
+            attempt=report.attempt,
+            episodes=episodes,
+            reason=report.reason[:2000],
+        )
 
     def written(self, job_id: int, error: str, runs: tuple[RowRuns, ...]) -> None:
         """The effect is done: publish the rollout, or make it again when its data could not be written.

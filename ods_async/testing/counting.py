@@ -40,7 +40,7 @@ __all__ = [
 COUNTING_ID: Final = "ods_async/Counting-v0"
 _ENDS: Final = ("plan", "terminated", "truncated", "both")
 _PHASES: Final = (None, "make", "reset", "plan", "step", "close")
-_KINDS: Final = ("error", "failure", "nan", "shape", "exit", "kill", "hang")
+_KINDS: Final = ("error", "failure", "nan", "inf", "shape", "exit", "kill", "hang")
 
 
 class CountingError(RuntimeError):
@@ -102,8 +102,8 @@ class CountingEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         fail_episode: from which episode on (counted from 0).
         fail_times: how often to fail; after that all is well.
         fail_kind: "error" raises an exception that cannot be pickled; "failure" reports ``info["failure"]``; "nan"
-            puts NaN into the state; "shape" returns a state of another shape; "exit" leaves the process with code 3;
-            "kill" kills it; "hang" blocks for an hour.
+            puts NaN into the state; "inf" gives an infinite reward; "shape" returns a state of another shape; "exit"
+            leaves the process with code 3; "kill" kills it; "hang" blocks for an hour.
         fail_marker: a file: fail only when it is missing, and make it (so that a restarted process does well).
         stderr_bytes: print so much to stderr before failing.
     """
@@ -223,6 +223,8 @@ class CountingEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
             info["failure"] = True
         elif failing and self.fail_kind == "nan":
             self._observation["state"][-1] = np.nan
+        elif failing and self.fail_kind == "inf":
+            reward = float("inf")
         elif failing:
             return {**self._observation, "state": np.zeros(self.width + 1, np.float32)}, reward, False, False, info
         terminated = over and self.end in ("terminated", "both")
