@@ -350,8 +350,6 @@ class EventSubscriber:
     def _subscribe(self, events: str) -> Channel:
         options = ChannelOptions(
             high_water_mark=_QUEUE,
-            heartbeat_ms=self._options.heartbeat_ms,
-            heartbeat_timeout_ms=self._options.heartbeat_timeout_ms,
             curve=self._options.curve,
             topics=(EVENT_TOPIC, BEAT_TOPIC),
             watched=True,

@@ -52,7 +52,9 @@ class ChannelOptions:
         high_water_mark: messages held for one peer, in each direction; a send beyond it returns False.
         max_message_bytes: a peer that sends a longer frame is cut off before anything is allocated; None: no limit.
         linger: seconds that a close may go on sending, unless :meth:`Channel.close` says otherwise.
-        heartbeat_ms: silence after which the peer is asked whether it lives; 0: never.
+        heartbeat_ms: silence after which the peer is asked whether it lives; 0: never. Without effect on "pub" and
+            "sub": a subscriber that does not read would be cut off, and libzmq ends its process (an assertion) when a
+            full queue is read after its connection was made anew. Beats show there that the other end lives.
         heartbeat_timeout_ms: how long it may take to answer; None: four times ``heartbeat_ms``.
         handshake_ms: time for a connection to finish its handshake.
         reconnect_ms: pause before the first new try to connect; it doubles up to ``reconnect_max_ms``.
@@ -85,7 +87,7 @@ def apply_options(socket: zmq.Socket[bytes], kind: ChannelKind, options: Channel
     socket.set(zmq.HANDSHAKE_IVL, options.handshake_ms)
     socket.set(zmq.RECONNECT_IVL, options.reconnect_ms)
     socket.set(zmq.RECONNECT_IVL_MAX, options.reconnect_max_ms)
-    if options.heartbeat_ms:
+    if options.heartbeat_ms and kind not in ("pub", "sub"):
         answer_within = options.heartbeat_timeout_ms or 4 * options.heartbeat_ms
         socket.set(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
         socket.set(zmq.HEARTBEAT_TIMEOUT, answer_within)
