@@ -136,8 +136,7 @@ def spoiled(place: Place, case: str) -> Path | None:
 TRIED = [
     *(("stats", case) for case in CASES),
     *(("events", case) for case in list(CASES)[:3]),
-    ("worker", "unlisted key"),
-    ("worker", "missing file"),
+    *(("worker", case) for case in CASES),
     ("sample", "no keys"),
 ]
 
