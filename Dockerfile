@@ -11,7 +11,7 @@ RUN useradd --uid 10001 --create-home ods && install --directory --owner=ods --m
 COPY requirements/constraints.txt /build/constraints.txt
 # The needs of pyproject.toml but for torch and tensordict, which only consumers import; a test keeps the two lists one.
 RUN pip install --no-cache-dir --constraint /build/constraints.txt \
-    gymnasium msgpack numpy pyzmq pyyaml metaworld packaging
+    gymnasium msgpack numpy pyzmq pyyaml metaworld packaging aiohttp prometheus-client
 
 COPY pyproject.toml README.md LICENSE /build/
 COPY ods_async /build/ods_async

@@ -14,8 +14,8 @@ __all__ = ["parser"]
 
 _EPILOG = """\
 exit codes: 0 fine, 1 failed (the reason on standard error), 2 bad usage, 130 interrupted.
-Services (up, broker, worker) and events --follow end in good order on SIGTERM and SIGHUP (code 0) and on Ctrl-C (130);
-a second signal ends every command at once (128 and its number).
+Services (up, broker, worker, dashboard) and events --follow end in good order on SIGTERM and SIGHUP (code 0) and on
+Ctrl-C (130); a second signal ends every command at once (128 and its number).
 """
 
 
@@ -86,6 +86,20 @@ def parser() -> argparse.ArgumentParser:
     events.add_argument("--follow", "-f", action="store_true", help="go on with those to come")
     events.add_argument("--since", type=_seed, help="first number (default: the oldest that is held)")
     events.add_argument("--kind", action="append", metavar="KIND", help="only this kind; may be given more than once")
+
+    dashboard = verbs.add_parser("dashboard", help="show a service on a web page (and its metrics for Prometheus)")
+    _ask(dashboard)
+    dashboard.add_argument(
+        "--bind",
+        metavar="HOST:PORT",
+        default="127.0.0.1:8555",
+        help="where to listen for browsers (default 127.0.0.1:8555; port 0: any)",
+    )
+    dashboard.add_argument(
+        "--allow-insecure-bind",
+        action="store_true",
+        help="bind beyond this machine: whoever reaches the port can read all that the page shows",
+    )
 
     keygen = verbs.add_parser("keygen", help="make CURVE keys for a broker and its clients")
     keygen.add_argument("folder", metavar="DIR", help="where to; what is there already stays as it is")

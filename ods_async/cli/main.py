@@ -27,10 +27,11 @@ _VERBS: Final = {
     "refill": "ask:refill",
     "stop": "ask:stop",
     "events": "events:run",
+    "dashboard": "dashboard:run",
     "keygen": "keygen:run",
 }
 # Whoever ends them means it: SIGTERM is their ordinary end, with code 0.
-_SERVICES: Final = ("up", "broker", "worker")
+_SERVICES: Final = ("up", "broker", "worker", "dashboard")
 
 
 def main(arguments: Sequence[str] | None = None, *, leave: Callable[[int], int] = int) -> int:

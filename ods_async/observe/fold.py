@@ -13,6 +13,8 @@ from ods_async.observe.sequence import EventsLost
 __all__ = ["Snapshot", "WorkerView", "fold", "fold_all"]
 
 KEPT_FAILURES: Final = 20
+KEPT_WORKERS: Final = 1024
+_GONE: Final = ("left", "exited", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class Snapshot:
     """What the events so far add up to.
 
     ``slots`` maps a slot to the (episode id, generation, valid steps) in it; ``failures`` holds the last few, newest
-    last; ``lost_events`` counts those that could not be had, so that figures may be too low by as much.
+    last; of workers those that are gone are forgotten, the oldest first, when there are too many;
+    ``lost_events`` counts those that could not be had, so that figures may be too low by as much.
     """
 
     run_id: int | None = None
@@ -145,4 +148,8 @@ def _failed(now: Snapshot, worker_id: str, state: str, text: str) -> Snapshot:
 
 def _worker(now: Snapshot, worker_id: str, **changes: object) -> Snapshot:
     worker = now.workers.get(worker_id) or WorkerView(worker_id, "ready")
-    return replace(now, workers={**now.workers, worker_id: replace(worker, **changes)})  # type: ignore[arg-type]
+    workers = {**now.workers, worker_id: replace(worker, **changes)}  # type: ignore[arg-type]
+    if len(workers) > KEPT_WORKERS:
+        others = [name for name in workers if name != worker_id]
+        del workers[next((name for name in others if workers[name].state in _GONE), others[0])]
+    return replace(now, workers=workers)

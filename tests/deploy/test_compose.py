@@ -83,7 +83,7 @@ def test_memory_is_set_and_shared_as_explained() -> None:
 
 def test_the_services_start_in_the_order_in_which_they_need_each_other() -> None:
     assert SERVICES["broker"]["depends_on"] == {"keygen": {"condition": "service_completed_successfully"}}
-    for name in ("worker", "trainer", "events"):
+    for name in ("worker", "trainer", "events", "dashboard"):
         assert SERVICES[name]["depends_on"] == {"broker": {"condition": "service_healthy"}}
 
 
@@ -96,9 +96,10 @@ def test_the_image_has_what_the_package_needs_and_nothing_missing_is_copied() ->
     """The service's image goes without torch, which only consumers import."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = {re.split(r"[<>=]", need)[0] for need in (*project["dependencies"], *extras["yaml"], *extras["metaworld"])}
+    needs = (*project["dependencies"], *extras["yaml"], *extras["metaworld"], *extras["dashboard"])
+    wanted = {re.split(r"[<>=]", need)[0] for need in needs}
     lines = re.findall(r"^RUN pip install .*constraints\.txt (.*)$", DOCKERFILE.replace("\\\n", ""), re.M)
-    service, trainer = ({word for word in line.split() if re.fullmatch(r"[a-z]\w+", word)} for line in lines)
+    service, trainer = ({word for word in line.split() if re.fullmatch(r"[a-z][\w-]+", word)} for line in lines)
     assert (service, trainer) == (wanted - {"torch", "tensordict"}, {"torch", "tensordict"})
     kept = (ROOT / ".dockerignore").read_text().splitlines()
     for line in re.findall(r"^COPY (.*)$", DOCKERFILE, re.M):
@@ -114,9 +115,10 @@ class Place:
     """Where the containers' paths and names are on this machine."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            two.bind(("127.0.0.1", 0))
+            self.port, self.web = one.getsockname()[1], two.getsockname()[1]
         self._paths = {"/keys": str(folder / "keys"), "/etc/ods": str(folder / "etc")}
         shutil.copytree(ROOT / "deploy", folder / "etc", ignore=shutil.ignore_patterns("__pycache__"))
         small = yaml.safe_load((folder / "etc" / "service.yaml").read_text()) | {
@@ -138,7 +140,11 @@ class Place:
         for path, real in self._paths.items():
             if word == path or word.startswith(f"{path}/"):
                 return real + word.removeprefix(path)
-        return word.replace("tcp://broker:", "tcp://127.0.0.1:").replace(":5555", f":{self.port}")
+        return (
+            word.replace("tcp://broker:", "tcp://127.0.0.1:")
+            .replace(":5555", f":{self.port}")
+            .replace(":8555", f":{self.web}")
+        )
 
     def command(self, name: str) -> list[str]:
         words = [self.here(word) for word in (*entrypoint(SERVICES[name]), *SERVICES[name]["command"])]
@@ -185,13 +191,15 @@ def test_the_services_run_as_the_file_has_them(place: Place, tmp_path: Path) -> 
         eventually(lambda: place.healthy("broker", broker), "a healthy broker")
         trainer = stack.enter_context(place.start("trainer"))
         events = stack.enter_context(place.start("events"))
+        dashboard = stack.enter_context(place.start("dashboard"))
         workers = [stack.enter_context(place.start("worker", hostname=f"w{number}")) for number in range(2)]
         for worker in workers:
             eventually(lambda worker=worker: place.healthy("worker", worker), "a healthy worker")
         events.hear('"kind": "generation_completed"')
         trainer.hear("batches over shared_memory")
         assert place.healthy("trainer", trainer)
-        for program in (events, *workers):
+        eventually(lambda: place.healthy("dashboard", dashboard), "a healthy dashboard")
+        for program in (dashboard, events, *workers):
             program.signal(signal.SIGTERM)
             code, seconds = program.end(20.0)
             assert (code, seconds < 5.0) == (0, True), program.said

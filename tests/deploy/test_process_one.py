@@ -77,6 +77,7 @@ STARTS = {
     "broker": (*ODS, "broker", "CONFIG"),
     "up": (*ODS, "up", "CONFIG"),
     "worker": (*ODS, "worker", "CONFIG", "--connect", "tcp://127.0.0.1:9"),
+    "dashboard": (*ODS, "dashboard", "tcp://127.0.0.1:9", "--bind", "127.0.0.1:0", "--timeout", "60"),
     "events": (*ODS, "events", "tcp://127.0.0.1:9", "--follow", "--timeout", "60"),
     "trainer": (PYTHON, TRAINER, "tcp://127.0.0.1:9"),
 }
@@ -139,6 +140,21 @@ def test_c46_up_ends_its_children_and_itself(number: int, code: int, config: Any
         found, seconds = program.end(20.0)
         assert (found, seconds < 2.0 + 2.0) == (code, True), program.said
     assert segments(program) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
+def test_c46_a_dashboard_ends_and_its_broker_goes_on(number: int, code: int, config: Any, ipc_folder: Path) -> None:
+    """C46"""
+    endpoint = f"ipc://{ipc_folder / 'b.sock'}"
+    with contained(*ODS, "broker", config()) as broker:
+        broker.hear("broker listens")
+        with contained(*ODS, "dashboard", endpoint, "--bind", "127.0.0.1:0") as program:
+            program.hear("dashboard of")
+            program.signal(number)
+            found, seconds = program.end(20.0)
+            assert (found, seconds < 2.0 + 2.0) == (code, True), program.said
+        broker.signal(signal.SIGTERM)
+        assert broker.end(20.0)[0] == 0
 
 
 def test_c46_a_second_signal_ends_up_and_its_children_at_once(config: Any, tmp_path: Path) -> None:

@@ -12,7 +12,20 @@ import pytest
 from ods_async.supervise.children import import_path
 
 # The optional dependencies of pyproject.toml, and what they bring, by the names they are imported under.
-EXTRAS = ("yaml", "metaworld", "mujoco", "hypothesis", "importlinter", "mypy", "psutil", "pytest", "ruff", "scipy")
+EXTRAS = (
+    "yaml",
+    "aiohttp",
+    "prometheus_client",
+    "metaworld",
+    "mujoco",
+    "hypothesis",
+    "importlinter",
+    "mypy",
+    "psutil",
+    "pytest",
+    "ruff",
+    "scipy",
+)
 # A module of this name is run by every interpreter, so that broker and worker processes do without extras as well.
 WITHOUT_EXTRAS = f"""
 import sys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ods_async.core import events as ev
-from ods_async.observe.fold import KEPT_FAILURES, Snapshot, fold, fold_all
+from ods_async.observe.fold import KEPT_FAILURES, KEPT_WORKERS, Snapshot, fold, fold_all
 from ods_async.observe.sequence import EventsLost
 
 
@@ -119,3 +119,15 @@ def test_lost_events_are_shown_and_another_run_begins_anew() -> None:
     assert snapshot.run_id == 8
     assert set(snapshot.slots) == {2}
     assert snapshot.lost_events == 0
+
+
+def test_workers_that_are_gone_are_forgotten_before_there_are_too_many() -> None:
+    make = Numbering()
+    coming = (make(ev.WorkerJoined, worker_id=f"w{n}", host="h", pid=n, environment="e") for n in range(KEPT_WORKERS))
+    snapshot = fold_all(coming)
+    snapshot = fold(snapshot, make(ev.WorkerLeft, worker_id="w5", reason="done"))
+    for name in ("new", "newer"):
+        snapshot = fold(snapshot, make(ev.WorkerJoined, worker_id=name, host="h", pid=1, environment="e"))
+    assert len(snapshot.workers) == KEPT_WORKERS
+    assert not {"w5", "w0"} & set(snapshot.workers)
+    assert {"w1", "new", "newer"} <= set(snapshot.workers)
