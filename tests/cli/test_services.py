@@ -139,7 +139,7 @@ def test_a_stopped_service_leaves_nothing_and_its_address_free(service: Service,
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_c46_a_signal_ends_a_broker_in_good_order(service: Service, tmp_path: Path, number: int, code: int) -> None:
     """C46: within about two seconds and the grace, sockets removed."""
     service.program.send_signal(number)

@@ -19,7 +19,8 @@ import pytest
 
 from tests.cli.programs import environment
 
-ODS = (sys.executable, "-m", "ods_async")
+PYTHON = sys.executable
+ODS = (PYTHON, "-m", "ods_async")
 _NEW = ("unshare", "--pid", "--fork", "--mount-proc", "--uts", "--kill-child=SIGKILL")
 _FORMS = (_NEW, (*_NEW, "--user", "--map-root-user"))
 

@@ -35,7 +35,7 @@ def first_with(program: Any, key: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
 def test_c46_up_runs_until_a_signal_and_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
     """C46: within two seconds and the grace."""
     with started("up", config(tmp_path), "--json") as program:
