@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import zmq
 
@@ -23,6 +24,19 @@ _process_id = os.getpid()
 def process_id() -> int:
     """As ``os.getpid``, without a call into the system: it is asked several times for every message."""
     return _process_id
+
+
+class _Socket(zmq.Socket[bytes]):
+    """Known to its context before it exists: Ctrl-C in the middle of making one must not leave it open for ever."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], *args: Any, **kwargs: Any) -> None:
+        if isinstance(context, _Context):
+            context._add_socket(self)
+        super().__init__(context, *args, **kwargs)
+
+
+class _Context(zmq.Context[zmq.Socket[bytes]]):
+    _socket_class = _Socket
 
 
 class Hub:
@@ -53,7 +67,7 @@ class Hub:
                 raise ClosedError("the hub is closed; make a new one", what="hub")
             if self._context is None or self._pid != process_id():
                 self._pid = process_id()
-                self._context = zmq.Context(io_threads=self._io_threads)
+                self._context = _Context(io_threads=self._io_threads)
                 self._context.set(zmq.BLOCKY, 0)
             return self._context
 
@@ -88,6 +102,9 @@ class Hub:
         for channel in channels:
             channel.close(linger)
         if context is not None and self._pid == process_id():
+            for socket in list(context._sockets):  # of a channel whose making was interrupted
+                with contextlib.suppress(zmq.ZMQError):
+                    socket.close(0)
             context.term()
 
     def __enter__(self) -> Self:
