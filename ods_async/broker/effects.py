@@ -30,6 +30,7 @@ from ods_async.core.stimuli import (
     EndService,
     FrameGathered,
     GatherFrame,
+    MarkEdition,
     Peer,
     PushTicket,
     RefuseRequest,
@@ -115,6 +116,9 @@ class EffectRunner:
                 self.refuse(effect.peer, effect.request_id, effect.error)
             case GatherFrame():
                 self._gather(effect)
+            case MarkEdition():
+                if self._memory is not None:
+                    self._memory.edition[0] = effect.edition
             case PushTicket():
                 self._tickets.append(effect.ticket)
                 self.push_tickets()

@@ -32,6 +32,7 @@ class BrokerMemory:
         layout: where everything lies.
         arrays: path -> array, writable.
         stamps: int64 ``[rows]``, writable.
+        edition: int64 ``[1]``, writable: the number of what can be drawn now.
         program: gathers windows out of the arrays, in any thread.
         description: what consumers are told; ``segment`` is None when the memory is private.
     """
@@ -40,6 +41,7 @@ class BrokerMemory:
         self.layout = layout
         self.arrays: Mapping[Path, NDArray[Any]] = layout.arrays(segment.buffer)
         self.stamps: NDArray[np.int64] = layout.stamps(segment.buffer)
+        self.edition: NDArray[np.int64] = layout.edition(segment.buffer)
         self.description: BufferDescription = layout.describe(segment.path, token)
         self.program = GatherProgram(self.arrays)
         self._segment: Segment | None = segment
@@ -98,4 +100,5 @@ class BrokerMemory:
         self.arrays = {}
         del self.program
         self.stamps = np.zeros(0, np.int64)
+        self.edition = np.zeros(1, np.int64)
         segment.close()

@@ -20,9 +20,10 @@ from ods_async.client.arguments import checked_ahead
 from ods_async.client.batch import landing_for
 from ods_async.client.core import ClientCore, StreamPlan
 from ods_async.client.drive import drive_async
-from ods_async.client.exchange import Session, Talk
+from ods_async.client.exchange import Talk
 from ods_async.client.handback import HOLD_SECONDS, hand_back
 from ods_async.client.prefetch import LAST_WORDS_SECONDS, Feed, Seeds
+from ods_async.client.session import Session
 from ods_async.client.shapes import budget_dict, flow_dict, record_list, stats_dict, status_dict
 from ods_async.core.requests import (
     BudgetSnapshot,
@@ -314,16 +315,21 @@ class AsyncClient(ClientCore):
             return
         self._idle.append((lane, session))
         if session.owes and self._settling is None and self._loop is not None:
-            self._settling = self._loop.call_later(HOLD_SECONDS, self._settle)
+            self._settling = self._loop.call_later(HOLD_SECONDS, self._settle_gently)
 
-    def _settle(self) -> None:
+    def _settle(self, *, gently: bool = False) -> None:
         """Hand back what the connections that are not in use owe."""
         if self._settling is not None:
             self._settling.cancel()
             self._settling = None
         for lane, session in self._idle:
             if session.owes:
-                hand_back(lane, session)
+                hand_back(lane, session, gently=gently)
+        if self._loop is not None and any(session.owes for _, session in self._idle):
+            self._settling = self._loop.call_later(HOLD_SECONDS, self._settle_gently)
+
+    def _settle_gently(self) -> None:
+        self._settle(gently=True)
 
     @staticmethod
     def _retire(lane: AsyncLane, session: Session) -> None:

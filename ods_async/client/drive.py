@@ -39,17 +39,25 @@ def drive(talk: Talk[A], lane: Lane, deadline: float) -> A:
 
 
 async def drive_async(talk: Talk[A], lane: AsyncLane, deadline: float) -> A:
-    """As :func:`drive`, awaiting. Work on large memory is done in a thread."""
+    """As :func:`drive`, awaiting. Work on large memory is done in a thread.
+
+    A talk that asks nothing lets the loop run once, so that whoever draws in a loop starves nobody.
+    """
+    waited = False
     try:
         step: Step = next(talk)
         while True:
             try:
                 outcome: Any
                 if isinstance(step, Ask):
+                    waited = True
                     outcome = await lane.ask(step.request, deadline, step.limit, step.meanwhile)
                 elif step.nbytes > LARGE_BYTES:
                     outcome = await _in_thread(step)
                 else:
+                    if not waited:
+                        waited = True
+                        await asyncio.sleep(0)
                     outcome = step.work()
             except BaseException as error:
                 step = talk.throw(error)

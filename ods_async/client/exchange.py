@@ -4,8 +4,8 @@ A conversation is a generator. It yields what must be done next (:class:`Ask` a 
 and is sent the outcome, or has the error thrown into it. The blocking and the asyncio client drive the very same
 conversations; the tests drive them without a port.
 
-A conversation runs in a :class:`Session`: one socket of the client, which the broker knows by its identity. Leases
-belong to the session that got them, so it is the session that remembers which to hand back.
+A conversation runs in a :class:`~ods_async.client.session.Session`: one socket of the client, which the broker knows by
+its identity. Leases belong to the session that got them, so it is the session that remembers which to hand back.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
+from ods_async.client.session import Session
 from ods_async.core.language import KINDS, LanguageRegistry
 from ods_async.core.requests import (
     Answer,
@@ -28,7 +29,6 @@ from ods_async.core.requests import (
     Plan,
     Plans,
     Records,
-    Release,
     Request,
     Sample,
     Welcome,
@@ -46,11 +46,14 @@ from ods_async.errors import (
 from ods_async.wire.asking import Answered
 from ods_async.wire.messages import PROTOCOL
 
-__all__ = ["Ask", "Do", "Exchange", "Known", "Memory", "Session", "Step", "Talk"]
+__all__ = ["Ask", "Do", "Exchange", "Known", "Memory", "Step", "Talk"]
 
 A = TypeVar("A")
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
+
+
+SMALL_BYTES: Final = 1_000_000  # of larger batches the copy takes so long that asking does not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,10 @@ class Memory(Protocol[B_co]):
     def shared(self) -> bool:
         """Whether plans can be carried out here; else the bytes themselves must be asked for."""
 
+    @property
+    def edition(self) -> int | None:
+        """The number of what can be drawn from the buffer now; None where that cannot be seen."""
+
     def nbytes(self, batch_size: int, length: int, history: int) -> int:
         """Bytes of such a batch."""
 
@@ -99,39 +106,6 @@ class Memory(Protocol[B_co]):
 
     def close(self) -> None:
         """Let go of the memory; batches stay valid."""
-
-
-@dataclass(slots=True)
-class Session:
-    """What one socket of the client remembers: whether it said hello, and the leases it has to hand back.
-
-    ``overslept`` says that a lease ran out before its batch was copied: whoever was away for so long (stopped, or
-    swapped out) may find that the broker has cut the connection meanwhile, and then asks again over another one.
-    """
-
-    greeted: bool = False
-    overslept: bool = False
-    finished: list[int] = field(default_factory=list)
-    undelivered: list[int] = field(default_factory=list)
-
-    @property
-    def owes(self) -> bool:
-        """Whether there is anything to hand back."""
-        return bool(self.finished or self.undelivered)
-
-    def take(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The leases to hand back now, each told once: done with, and never delivered."""
-        if not self.finished and not self.undelivered:
-            return (), ()
-        owed = tuple(self.finished), tuple(self.undelivered)
-        self.finished.clear()
-        self.undelivered.clear()
-        return owed
-
-    def notice(self) -> Release | None:
-        """The notice that hands back what is owed, or None when nothing is."""
-        finished, undelivered = self.take()
-        return Release(finished, undelivered) if finished or undelivered else None
 
 
 @dataclass(slots=True)
@@ -254,6 +228,7 @@ class Exchange(Generic[B]):
             answered = yield Ask(request, None, meanwhile)
         except SessionLostError:
             session.greeted = False
+            session.forget_spares()
             yield from self.greet(session)
             answered = yield Ask(request)
         return answered
@@ -318,20 +293,55 @@ class Exchange(Generic[B]):
         return self.owner
 
     def sample(self, session: Session, wanted: Sample, landing: object) -> Talk[B]:
-        """One batch, drawn again when a row changed while it was copied."""
+        """One batch, drawn again when a row changed while it was copied.
+
+        Who draws alike again and again gets a few plans more with each answer, for the next calls. They are good for as
+        long as the segment shows the edition of the buffer that they were drawn from: until then a draw at the time of
+        the call would choose in the same way among the same windows.
+        """
         while True:
-            batches = yield from self.draw(session, wanted, landing)
+            batch = yield from self._from_spare(session, wanted, landing)
+            if batch is not None:
+                return batch
+            batches = yield from self.draw(session, wanted, landing, session.spares_for(wanted))
             for lease, batch in batches:
                 if lease is not None:
                     session.finished.append(lease)
                 return batch
 
-    def draw(self, session: Session, wanted: Sample, landing: object) -> Talk[list[tuple[int | None, B]]]:
+    def _from_spare(self, session: Session, wanted: Sample, landing: object) -> Talk[B | None]:
+        """The batch of a plan that came with an earlier one, or None when there is none that is still good."""
+        known = self.known
+        if known is None or known.memory is None:
+            return None
+        memory = known.memory
+        plan = session.spare(wanted, known, memory.edition)
+        if plan is None:
+            return None
+        try:
+            nbytes = memory.nbytes(wanted.batch_size, wanted.length, wanted.history)
+            batch: B | None = yield Do(_bound(memory.gather, plan, landing), nbytes)
+        except BaseException:
+            session.undelivered.append(plan.lease_id)
+            raise
+        if batch is None:
+            self.redrawn += 1
+            session.overslept = True
+            session.undelivered.append(plan.lease_id)
+        else:
+            session.finished.append(plan.lease_id)
+        return batch
+
+    def draw(
+        self, session: Session, wanted: Sample, landing: object, spare: int = 0
+    ) -> Talk[list[tuple[int | None, B]]]:
         """Up to ``wanted.count`` batches, each with the lease to hand back when it has been delivered (None: none).
 
-        A batch whose rows changed while they were copied is handed back as undelivered and left out.
+        A batch whose rows changed while they were copied is handed back as undelivered and left out. Up to ``spare``
+        plans more are kept in the session, for :meth:`sample`.
         """
         known, memory = yield from self.ready(session)
+        session.drop_spares()
         release, undelivered = session.take()
         request = Sample(
             batch_size=wanted.batch_size,
@@ -345,6 +355,7 @@ class Exchange(Generic[B]):
             frame=not memory.shared,
             release=release,
             undelivered=undelivered,
+            spare=spare if spare and self._may_keep(memory, wanted) else 0,
         )
         prepared: list[object] = []
 
@@ -370,7 +381,7 @@ class Exchange(Generic[B]):
         drawn: list[tuple[int | None, B]] = []
         nbytes = memory.nbytes(wanted.batch_size, wanted.length, wanted.history)
         try:
-            for plan in plans.plans:
+            for plan in plans.plans[: wanted.count]:
                 _check_shape(plan, wanted)
                 batch = yield Do(_bound(memory.gather, plan, landing, prepared.pop() if prepared else None), nbytes)
                 if batch is None:
@@ -381,10 +392,20 @@ class Exchange(Generic[B]):
                 else:
                     drawn.append((plan.lease_id, batch))
             yield from self._learn_new(session, known, plans.language)
+            for plan in plans.plans[wanted.count :]:
+                _check_shape(plan, wanted)
         except BaseException:
             session.undelivered += open_leases
             raise
+        session.keep(wanted, known, plans.plans[wanted.count :], plans.edition)
         return drawn
+
+    @staticmethod
+    def _may_keep(memory: Memory[B], wanted: Sample) -> bool:
+        """Whether plans may be kept for later: where the buffer's edition can be seen, and of small batches only."""
+        if wanted.seed is not None or memory.edition is None:
+            return False
+        return memory.nbytes(wanted.batch_size, wanted.length, wanted.history) <= SMALL_BYTES
 
     # --- language ---------------------------------------------------------------------------------------------------
 

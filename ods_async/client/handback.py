@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from ods_async.client.exchange import Session
+from ods_async.client.session import Session
 from ods_async.transport.lane import AsyncLane, Lane
 
 __all__ = ["HOLD_SECONDS", "Handback", "hand_back"]
@@ -20,9 +20,12 @@ HOLD_SECONDS: Final = 0.02
 _QUIET_ROUNDS: Final = 50
 
 
-def hand_back(lane: Lane | AsyncLane, session: Session) -> None:
-    """Tell what the session owes, where its connection still stands (else the broker's deadlines do it)."""
-    notice = session.notice()
+def hand_back(lane: Lane | AsyncLane, session: Session, *, gently: bool = False) -> None:
+    """Tell what the session owes, where its connection still stands (else the broker's deadlines do it).
+
+    ``gently`` leaves it the plans for later that it is using.
+    """
+    notice = session.notice(gently=gently)
     if notice is not None and not lane.lost:
         lane.tell(notice)
 

@@ -54,9 +54,11 @@ class Link:
         self._served: set[tuple[int, int, bool]] = set()
         self._program: GatherProgram | None = None
         self._stamps: NDArray[np.int64] | None = None
+        self._edition: NDArray[np.int64] | None = None
         if attached is not None:
             self._program = GatherProgram(layout.arrays(attached.buffer))
             self._stamps = layout.stamps(attached.buffer)
+            self._edition = layout.edition(attached.buffer)
 
     @property
     def shared(self) -> bool:
@@ -71,6 +73,12 @@ class Link:
     def nbytes(self, batch_size: int, length: int, history: int) -> int:
         """Bytes of such a batch."""
         return self._batch_layout(batch_size, length, history).nbytes
+
+    @property
+    def edition(self) -> int | None:
+        """The number of what can be drawn from the buffer now; None where batches come as frames."""
+        edition = self._edition
+        return None if edition is None else int(edition[0])
 
     def prepare(self, batch_size: int, length: int, history: int, landing: object) -> object:
         """Memory for such a batch, and the TensorDict over it; None before one like it was gathered.
@@ -134,6 +142,7 @@ class Link:
         """Let go of the segment. Batches stay valid: they never point into it."""
         self._program = None
         self._stamps = None
+        self._edition = None
         if self._attached is not None:
             self._attached.close()
 

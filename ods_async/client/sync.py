@@ -18,9 +18,10 @@ from ods_async.client.arguments import checked_ahead
 from ods_async.client.batch import landing_for
 from ods_async.client.core import ClientCore, StreamPlan
 from ods_async.client.drive import drive
-from ods_async.client.exchange import Session, Talk
+from ods_async.client.exchange import Talk
 from ods_async.client.handback import Handback, hand_back
 from ods_async.client.prefetch import LAST_WORDS_SECONDS, Feed, Seeds
+from ods_async.client.session import Session
 from ods_async.client.shapes import budget_dict, flow_dict, record_list, stats_dict, status_dict
 from ods_async.core.requests import (
     BudgetSnapshot,
@@ -69,7 +70,7 @@ class Client(ClientCore):
         self._lock = threading.Lock()
         self._idle: list[tuple[Lane, Session]] = []
         self._busy = 0
-        self._handback = Handback(self._settle)
+        self._handback = Handback(self._settle_gently)
         self._streams: weakref.WeakSet[BatchStream] = weakref.WeakSet()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._finalizer = weakref.finalize(self, _end, self._hub, self._wake, self._handback, os.getpid())
@@ -330,13 +331,16 @@ class Client(ClientCore):
         if last:
             self._end_all()
 
-    def _settle(self) -> bool:
+    def _settle(self, *, gently: bool = False) -> bool:
         """Hand back what the connections that are not in use owe; False if that is nothing."""
         with self._lock:
             owing = [(lane, session) for lane, session in self._idle if session.owes and not lane.lost]
             for lane, session in owing:
-                hand_back(lane, session)
+                hand_back(lane, session, gently=gently)
         return bool(owing)
+
+    def _settle_gently(self) -> bool:
+        return self._settle(gently=True)
 
     @staticmethod
     def _retire(lane: Lane, session: Session) -> None:

@@ -135,6 +135,10 @@ class SamplingBudget:
         self._delivered += windows
         return Receipt(distinct, self._episode[distinct], counts, windows)
 
+    def ample(self, rows: NDArray[np.integer], windows: int) -> bool:
+        """Whether each of ``rows`` may be drawn for at least ``windows`` more windows; True when budgets are off."""
+        return not self.enabled or bool((self._remaining[rows] >= windows).all())
+
     def refund(self, receipt: Receipt | None) -> int:
         """Take back a charge because that batch provably never reached anyone; how many windows that gave back.
 

@@ -8,13 +8,14 @@ which copies straight to where they belong and lets other threads run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ods_async.core.memory import LOSS_MASK, NARROW_BYTES
+from ods_async.core.memory import LOSS_MASK, is_narrow
 from ods_async.core.schema import PROVENANCE, Path, path_text
 from ods_async.core.window_plan import WindowPlan
 
@@ -44,15 +45,11 @@ class GatherProgram:
             raise ValueError(f"fields of one buffer share rows and steps; found {sorted(sizes)}")
         ((self.rows, self.steps),) = sizes
         self._flat: dict[Path, NDArray[Any]] = {}
-        self._narrow: dict[Path, int] = {}
         self._windows: dict[int, dict[Path, NDArray[np.void]]] = {}
         for path, array in source.items():
             if not array.flags.c_contiguous:
                 raise ValueError(f"{path_text(path)} is not contiguous")
-            flat = array.reshape(self.rows * self.steps, *array.shape[2:])
-            self._flat[path] = flat
-            if 0 < flat.strides[0] <= NARROW_BYTES and flat.size:
-                self._narrow[path] = flat.strides[0]
+            self._flat[path] = array.reshape(self.rows * self.steps, *array.shape[2:])
         self._pads = {path: pads.get(path, 0) for path in source}
 
     def run(
@@ -77,6 +74,7 @@ class GatherProgram:
         inside = bool(firsts.min() >= 0 and firsts.max() + plan.length <= self.rows * self.steps)
         windows = self._windows_of(plan.length) if inside else {}
         padding = self._padding(plan, out.get(LOSS_MASK.path))
+        shape = (len(plan), plan.length)
         steps: NDArray[np.intp] | None = None
         for path, target in out.items():
             flat = self._flat.get(path)
@@ -89,7 +87,7 @@ class GatherProgram:
             source = windows.get(path)
             if source is not None and whole is not None and path in whole:
                 whole[path][...] = source[firsts]
-            elif source is not None and target.flags.c_contiguous and target.shape[:2] == (len(plan), plan.length):
+            elif source is not None and target.flags.c_contiguous and target.shape == (*shape, *flat.shape[1:]):
                 target.reshape(len(plan), -1).view(source.dtype)[:, 0] = source[firsts]
             else:
                 if steps is None:
@@ -103,18 +101,14 @@ class GatherProgram:
         windows = self._windows.get(length)
         if windows is None:
             if len(self._windows) >= _LENGTHS_KEPT:
-                self._windows.clear()
-            count = max(0, self.rows * self.steps - length + 1)
-            windows = self._windows[length] = {
-                path: np.ndarray(
-                    (count,),
-                    np.dtype((np.void, length * nbytes)),
-                    self._flat[path].reshape(-1).view(np.uint8),
-                    0,
-                    (nbytes,),
-                )
-                for path, nbytes in self._narrow.items()
-            }
+                self._windows = {}
+            count = self.rows * self.steps - length + 1
+            windows = self._windows[length] = {}
+            for path, flat in self._flat.items():
+                nbytes = flat.itemsize * math.prod(flat.shape[1:])
+                if is_narrow(nbytes, length):
+                    element = np.dtype((np.void, length * nbytes))
+                    windows[path] = np.ndarray((count,), element, flat.reshape(-1).view(np.uint8), 0, (nbytes,))
         return windows
 
     @staticmethod

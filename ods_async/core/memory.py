@@ -33,6 +33,7 @@ __all__ = [
     "SegmentHeader",
     "SegmentLayout",
     "field_of",
+    "is_narrow",
 ]
 
 ALIGNMENT: Final = 64
@@ -42,12 +43,19 @@ LOSS_MASK: Final = FieldSpec(("loss_mask",), "bool")
 NARROW_BYTES: Final = 64  # of a step; fields up to this are copied a window at a time, see ``core.gather``
 
 _MAGIC: Final = b"odsbuf\x00\x01"
-_VERSION: Final = 1
+_VERSION: Final = 2
 # magic, version, spare, token (at 16), owner's pid, owner's start time, run id, bytes of the whole segment
 _HEADER: Final = struct.Struct("<8sII32sQQqQ")
+_EDITION_OFFSET: Final = 128
 _DTYPES: Final = frozenset(np.dtype(code).name for code in "?bhilqBHILQefdFD")
 _MOST_DIMENSIONS: Final = 30  # numpy takes 64 in version 2 and 32 before; rows and steps come on top
 _MOST_BYTES: Final = 2**62
+_MOST_ELEMENT_BYTES: Final = 2**31  # of one element of a numpy array
+
+
+def is_narrow(step_nbytes: int, length: int) -> bool:
+    """Whether windows of ``length`` steps of a field of that many bytes a step are copied whole."""
+    return 0 < step_nbytes <= NARROW_BYTES and 0 < length * step_nbytes < _MOST_ELEMENT_BYTES
 
 
 def _aligned(offset: int) -> int:
@@ -119,6 +127,10 @@ class SegmentLayout:
     def stamps(self, buffer: Buffer) -> NDArray[np.int64]:
         """One stamp per row, int64 ``[rows]``, over ``buffer``."""
         return np.ndarray((self.rows,), np.int64, self._checked(buffer), self.stamps_offset)
+
+    def edition(self, buffer: Buffer) -> NDArray[np.int64]:
+        """The number of the buffer's edition, int64 ``[1]``, over ``buffer``; see :class:`Plans`."""
+        return np.ndarray((1,), np.int64, self._checked(buffer), _EDITION_OFFSET)
 
     @staticmethod
     def token(buffer: Buffer) -> bytes:
@@ -198,7 +210,7 @@ class BatchLayout:
         narrow = tuple(
             (field.path, np.dtype((np.void, self.length * field.step_nbytes)), offset)
             for field, offset in zip(self.fields, self.offsets, strict=True)
-            if 0 < field.step_nbytes <= NARROW_BYTES and field != LOSS_MASK
+            if is_narrow(field.step_nbytes, self.length) and field != LOSS_MASK
         )
         object.__setattr__(self, "_arrays", arrays)
         object.__setattr__(self, "_narrow", narrow)

@@ -206,6 +206,7 @@ class ProductionDesk:
             run.store.give_back(job.rows)
             self._no_good(job.rollout, job.unit, OdsError(error or f"the run is {run.state.value}"))
             return
+        run.new_edition()
         for row, episode, found in zip(job.rows, job.rollout.episodes, runs, strict=True):
             anchors = tuple((start, end) for start, end in found.episode.tolist())
             occupant = Occupant(self._next_episode_id, job.unit.generation, episode.length, anchors)

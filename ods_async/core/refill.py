@@ -105,6 +105,11 @@ class RefillRule:
         return not self.production_pause
 
     @property
+    def counts_draws(self) -> bool:
+        """Whether it matters when a window is drawn: a draw may request a generation, or have to wait."""
+        return self.policy == "sample_threshold" or self.samples_per_insert is not None
+
+    @property
     def reason(self) -> str:
         """Why this rule requests generations: what ``GenerationRequested.reason`` says."""
         return {"sample_threshold": "threshold", "continuous": "continuous"}.get(self.policy, "manual")

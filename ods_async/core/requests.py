@@ -76,6 +76,8 @@ class Sample:
     Chunks: ``length`` steps each, ``history == 0``. Contexts: ``history`` and ``horizon`` at least 1, and ``length`` is
     ``history + horizon - 1``. ``frame=True`` asks for the bytes themselves instead of a plan (``count`` must be 1).
     ``release`` lists leases that are done with; ``undelivered`` those whose batch nobody received (budget returns).
+    ``spare`` says how many more plans the asker could use soon: up to so many follow those asked for, where it makes no
+    difference whether they are drawn now or later.
     """
 
     batch_size: int
@@ -89,6 +91,7 @@ class Sample:
     frame: bool = False
     release: tuple[int, ...] = ()
     undelivered: tuple[int, ...] = ()
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +308,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """Answer to :class:`Sample` with ``frame=False``. ``language`` is the size of the task and subtask dictionaries."""
+    """Answer to :class:`Sample` with ``frame=False``. ``language`` is the size of the task and subtask dictionaries.
+
+    ``edition`` is the one of the buffer that the plans were drawn from. As long as the segment shows the same number, a
+    draw would find what these found.
+    """
 
     plans: tuple[Plan, ...]
     language: tuple[int, int]
+    edition: int = 0
 
 
 @dataclass(frozen=True, slots=True)

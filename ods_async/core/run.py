@@ -17,7 +17,7 @@ from ods_async.core.roster import Roster
 from ods_async.core.schema import EpisodeSchema
 from ods_async.core.settings import BrokerSettings
 from ods_async.core.states import OnlineDataEngineState as State
-from ods_async.core.stimuli import Announce, AnswerRequest, Effect, Instant, Peer, RefuseRequest
+from ods_async.core.stimuli import Announce, AnswerRequest, Effect, Instant, MarkEdition, Peer, RefuseRequest
 from ods_async.core.store import TrajectoryStore
 from ods_async.core.tickets import TicketBook
 from ods_async.core.windows import RunIndex
@@ -45,6 +45,7 @@ class Run:
         self.state = State.STARTING
         self.failure: OdsError | None = None
         self.failure_text = ""
+        self.edition = 0
         self.schema: EpisodeSchema | None = None  # of the buffer, annotations included
         self.recorded: EpisodeSchema | None = None  # of what workers hand in
         self.store = TrajectoryStore(settings.buffer_size, settings.rows)
@@ -135,8 +136,17 @@ class Run:
 
     def change_state(self, state: State, reason: str) -> None:
         """Enter ``state`` and say so."""
+        self.new_edition()
         previous, self.state = self.state, state
         self.emit(StateChanged, previous=previous.value, state=state.value, reason=reason)
+
+    def new_edition(self) -> None:
+        """What can be drawn changes, or whether anything can: plans that nobody has used yet are out of date.
+
+        To be called before whatever tells a peer of the change.
+        """
+        self.edition += 1
+        self._effects.append(MarkEdition(self.edition))
 
     def fail(self, error: OdsError) -> None:
         """The run is over: everyone who waits, now or later, gets this error."""

@@ -9,7 +9,7 @@ from ods_async.core.requests import Limits, Sample
 from ods_async.core.windows import MODES
 from ods_async.errors import ArgumentError, LimitExceededError
 
-__all__ = ["CONTEXT_MODES", "LONGEST_CONTEXT", "check_batch_bytes", "check_plan_bytes", "check_request"]
+__all__ = ["CONTEXT_MODES", "LONGEST_CONTEXT", "check_batch_bytes", "check_plan_bytes", "check_request", "most_plans"]
 
 CONTEXT_MODES: Final = ("episode", "segment")
 PLAN_BYTES_CHUNK: Final = 16  # of each window: row, start, stamp
@@ -27,6 +27,7 @@ def check_request(sample: Sample, steps: int, provenance: bool, limits: Limits) 
     """
     _whole("batch_size", sample.batch_size, 1, limits.batch_windows)
     _whole("count", sample.count, 1, limits.plans_per_request)
+    _whole("spare", sample.spare, 0, limits.plans_per_request)
     if sample.frame and sample.count != 1:
         _refuse("count", sample.count, "1 where the batch itself is asked for")
     if sample.seed is not None:
@@ -48,7 +49,7 @@ def check_plan_bytes(sample: Sample, limits: Limits) -> None:
     Raises:
         LimitExceededError: with the size and the limit.
     """
-    size = sample.count * sample.batch_size * (PLAN_BYTES_CONTEXT if sample.history else PLAN_BYTES_CHUNK)
+    size = sample.count * _plan_bytes(sample)
     if size > limits.header_bytes:
         raise LimitExceededError(
             f"the plans of {sample.count} batches of {sample.batch_size} windows have {size} bytes, over the limit of "
@@ -57,6 +58,15 @@ def check_plan_bytes(sample: Sample, limits: Limits) -> None:
             size=size,
             limit=limits.header_bytes,
         )
+
+
+def most_plans(sample: Sample, limits: Limits) -> int:
+    """How many plans of this kind one answer may hold."""
+    return min(limits.plans_per_request, limits.header_bytes // _plan_bytes(sample))
+
+
+def _plan_bytes(sample: Sample) -> int:
+    return sample.batch_size * (PLAN_BYTES_CONTEXT if sample.history else PLAN_BYTES_CHUNK)
 
 
 def check_batch_bytes(batch_size: int, length: int, step_nbytes: int, limits: Limits) -> None:

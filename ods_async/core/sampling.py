@@ -10,7 +10,7 @@ from ods_async.core.budget import Receipt
 from ods_async.core.parking import Parked
 from ods_async.core.requests import Plan, Plans, Release, Sample
 from ods_async.core.run import Run
-from ods_async.core.sample_rules import check_plan_bytes, check_request
+from ods_async.core.sample_rules import check_plan_bytes, check_request, most_plans
 from ods_async.core.states import OnlineDataEngineState as State
 from ods_async.core.stimuli import GatherFrame, Peer
 from ods_async.core.windows import plan_contexts, plan_windows
@@ -25,6 +25,7 @@ from ods_async.errors import (
 __all__ = ["SamplingDesk"]
 
 NEVER = float("inf")
+AMPLE_BATCHES = 64
 
 
 class _Unheard(NamedTuple):
@@ -49,6 +50,7 @@ class SamplingDesk:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._booked: dict[int, Receipt] = {}  # lease -> receipt of the budget
+        self._spares: dict[int, int] = {}  # lease of a spare plan -> its windows, which count once they were used
         self._frames: dict[int, bytes] = {}  # lease of a frame being gathered -> its session
         self._fates: dict[int, bool] = {}  # frames still being gathered: whether their asker has heard all it will
         self._unheard: dict[bytes, _Unheard] = {}  # session -> what its newest answer gave it
@@ -112,7 +114,7 @@ class SamplingDesk:
         """Take leases back; what was never delivered returns to the budget."""
         for lease_id in notice.leases:
             if self._run.store.release(lease_id, session) is not None:
-                self._booked.pop(lease_id, None)
+                self._spent(lease_id)
             self._taken_back(lease_id, session)
         for lease_id in notice.undelivered:
             if self._run.store.release(lease_id, session) is not None:
@@ -168,7 +170,7 @@ class SamplingDesk:
     def expire(self) -> None:
         """End leases whose deadline passed. They may have been delivered: the budget keeps them as spent."""
         for lease in self._run.store.expire(self._run.now.seconds):
-            self._booked.pop(lease.lease_id, None)
+            self._spent(lease.lease_id)
         now = self._run.now.seconds
         for session in [session for session, unheard in self._unheard.items() if unheard.until <= now]:
             del self._unheard[session]
@@ -204,6 +206,12 @@ class SamplingDesk:
                 if not plans:
                     raise
                 break
+        for _ in range(self._worthwhile(sample, plans, open_leases)):
+            try:
+                plan = self._draw(sample, 0, peer.identity, spare=True)
+            except OdsError:
+                break
+            plans.append(plan)
         language = run.language.sizes
         if sample.frame:
             self._frames[plans[0].lease_id] = peer.identity
@@ -211,9 +219,25 @@ class SamplingDesk:
         else:
             leases = tuple(plan.lease_id for plan in plans)
             self._unheard[peer.identity] = _Unheard(leases, None, run.now.seconds + run.settings.lease_seconds)
-            run.answer(peer, request_id, Plans(tuple(plans), language))
+            run.answer(peer, request_id, Plans(tuple(plans), language, run.edition))
 
-    def _draw(self, sample: Sample, turn: int, session: bytes) -> Plan:
+    def _worthwhile(self, sample: Sample, plans: list[Plan], open_leases: int) -> int:
+        """How many spare plans to add: as many as were asked for, where it makes no difference when they are drawn.
+
+        It does where draws are counted to steer production, and where budgets are scarce: a spare plan would keep
+        windows from others who ask meanwhile.
+        """
+        run = self._run
+        if not sample.spare or sample.frame or sample.seed is not None or run.refill.counts_draws:
+            return 0
+        rows = np.frombuffer(plans[0].rows, "<i4")
+        if not run.budget.ample(rows, AMPLE_BATCHES * sample.batch_size):
+            return 0
+        limits = run.settings.limits
+        room = min(most_plans(sample, limits), limits.leases_per_session - open_leases) - len(plans)
+        return max(0, min(sample.spare, room))
+
+    def _draw(self, sample: Sample, turn: int, session: bytes, *, spare: bool = False) -> Plan:
         run = self._run
         rng = run.rng if sample.seed is None else np.random.Generator(np.random.PCG64([sample.seed, turn]))
         remaining = run.budget.remaining_by_row if run.budget.enabled else None
@@ -235,12 +259,25 @@ class SamplingDesk:
         lease_id = run.store.lease(windows.rows, session, deadline)
         if receipt is not None:
             self._booked[lease_id] = receipt
-        self.sampled_windows += sample.batch_size
-        self.sampled_batches += 1
-        run.refill.drawn(sample.batch_size)
+        if spare:
+            self._spares[lease_id] = sample.batch_size
+        else:
+            self._count(sample.batch_size)
         return windows.to_message(lease_id, run.store.stamps_of(windows.rows))
 
+    def _count(self, windows: int) -> None:
+        self.sampled_windows += windows
+        self.sampled_batches += 1
+        self._run.refill.drawn(windows)
+
+    def _spent(self, lease_id: int) -> None:
+        self._booked.pop(lease_id, None)
+        windows = self._spares.pop(lease_id, None)
+        if windows is not None:
+            self._count(windows)
+
     def _give_back(self, lease_id: int) -> None:
+        self._spares.pop(lease_id, None)
         receipt = self._booked.pop(lease_id, None)
         if receipt is not None:
             self._run.budget.refund(receipt)

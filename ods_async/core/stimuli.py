@@ -32,6 +32,7 @@ __all__ = [
     "GatherFrame",
     "Instant",
     "Malformed",
+    "MarkEdition",
     "Peer",
     "PushTicket",
     "RefuseRequest",
@@ -208,6 +209,13 @@ class GatherFrame:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkEdition:
+    """Show ``edition`` in the buffer's memory, before anything else is done that lets a peer know of the change."""
+
+    edition: int
+
+
+@dataclass(frozen=True, slots=True)
 class PushTicket:
     """Deal out this ticket."""
 
@@ -258,4 +266,14 @@ class EndService:
     reason: str
 
 
-Effect = AnswerRequest | RefuseRequest | GatherFrame | PushTicket | Announce | CreateBuffer | WriteRollout | EndService
+Effect = (
+    AnswerRequest
+    | RefuseRequest
+    | GatherFrame
+    | MarkEdition
+    | PushTicket
+    | Announce
+    | CreateBuffer
+    | WriteRollout
+    | EndService
+)

@@ -31,6 +31,7 @@ from ods_async.core.stimuli import (
     FrameGathered,
     GatherFrame,
     Instant,
+    MarkEdition,
     Peer,
     PushTicket,
     RefuseRequest,
@@ -237,6 +238,9 @@ class InMemoryBroker:
             self._note_answer(effect.peer, effect.request_id, effect.answer)
         elif isinstance(effect, RefuseRequest):
             self._note_answer(effect.peer, effect.request_id, effect.error)
+        elif isinstance(effect, MarkEdition):
+            if self.layout is not None:
+                self.layout.edition(self.memory)[0] = effect.edition
         elif isinstance(effect, PushTicket):
             self.tickets.append(effect.ticket)
         elif isinstance(effect, Announce):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ods_async.client.exchange import Ask, Do, Exchange, Session, Talk
+from ods_async.client.exchange import Ask, Do, Exchange, Talk
+from ods_async.client.session import Session
 from ods_async.core.requests import (
     Batch,
     BufferDescription,
@@ -50,6 +51,11 @@ class Words:
         self.shared = shared
         self.stale: set[int] = set()
         self.closed = False
+        self.number = 5
+
+    @property
+    def edition(self) -> int | None:
+        return self.number if self.shared else None
 
     def nbytes(self, batch_size: int, length: int, history: int) -> int:
         return batch_size * length

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ods_async.client.exchange import Ask, Exchange, Session, Talk
+from ods_async.client.exchange import Ask, Exchange, Talk
+from ods_async.client.session import Session
 from ods_async.core.requests import Connect, Drain
 from ods_async.errors import BrokerUnreachableError, OdsError
 from ods_async.testing.in_memory import OWNER, InMemoryBroker

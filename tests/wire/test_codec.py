@@ -243,7 +243,7 @@ def test_a_foreign_version_is_told_apart_from_noise_and_can_be_answered() -> Non
 def test_a_malformed_request_with_a_readable_id_can_be_answered() -> None:
     """Law 4: every request gets an answer, where one is possible."""
     data = msgpack.packb([messages.PROTOCOL, 42, 1.0, "Sample", [1, 2]])
-    with pytest.raises(ProtocolError, match="Sample as an array of 11 fields") as caught:
+    with pytest.raises(ProtocolError, match="Sample as an array of 12 fields") as caught:
         codec.decode_request(data)
     assert caught.value.request_id == 42
 

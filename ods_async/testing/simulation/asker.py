@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ods_async.client.exchange import Exchange, Session, Talk
+from ods_async.client.exchange import Exchange, Talk
+from ods_async.client.session import Session
 from ods_async.core.requests import Request
 from ods_async.testing.simulation.clockwork import Process
 from ods_async.testing.simulation.lane import Driver, SimMemory, Views

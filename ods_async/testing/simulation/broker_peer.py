@@ -28,6 +28,7 @@ from ods_async.core.stimuli import (
     FrameGathered,
     GatherFrame,
     Malformed,
+    MarkEdition,
     Peer,
     PushTicket,
     RefuseRequest,
@@ -63,6 +64,7 @@ class Segment:
         self._buffer = bytearray(layout.nbytes)
         self.arrays: dict[Path, NDArray[Any]] = layout.arrays(self._buffer)
         self.stamps = layout.stamps(self._buffer)
+        self.edition = layout.edition(self._buffer)
         self.program = GatherProgram(self.arrays)
 
     def scribble(self, effect: WriteRollout) -> None:
@@ -229,6 +231,9 @@ class SimBroker:
             self._send(effect.peer, effect.request_id, effect.error)
         elif isinstance(effect, Announce):
             self._announce(effect.what)
+        elif isinstance(effect, MarkEdition):
+            if self.segment is not None:
+                self.segment.edition[0] = effect.edition
         elif isinstance(effect, PushTicket):
             self._tickets.append(effect.ticket)
             self._push()

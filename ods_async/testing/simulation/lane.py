@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ods_async.client.exchange import Ask, Do, Session, Talk
+from ods_async.client.exchange import Ask, Do, Talk
+from ods_async.client.session import Session
 from ods_async.core.requests import Batch, BufferDescription, Cancel, Plan, Release, Request, Welcome
 from ods_async.core.schema import Path
 from ods_async.errors import BrokerUnreachableError, OdsError, RequestTimeoutError
@@ -39,6 +40,11 @@ class SimMemory:
     def nbytes(self, batch_size: int, length: int, history: int) -> int:
         """So much that copying takes a while."""
         return 1
+
+    @property
+    def edition(self) -> int | None:
+        """What the segment shows."""
+        return int(self._segment.edition[0]) if self.shared else None
 
     def prepare(self, batch_size: int, length: int, history: int, landing: object) -> None:
         """Nothing is made ahead."""
