@@ -90,6 +90,11 @@ def check_nothing_left(before: Snapshot, folders: tuple[Path, ...], where: str) 
 def _nothing_left_by_the_run() -> Iterator[None]:
     os.environ[MARK] = RUN
     zmq.utils.garbage.gc.start()  # pyzmq's own thread lives on after its first use; let it be there from the start
+    deadline = time.monotonic() + PATIENCE
+    while len(list(_zmq_threads())) < 2 and time.monotonic() < deadline:  # one that carries, one that tidies up
+        time.sleep(
+            0.001
+        )  # its native threads give themselves their names, by which they are known here, a little later
     before = take_snapshot()
     yield
     check_nothing_left(before, (), "the whole run")

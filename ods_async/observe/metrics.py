@@ -11,7 +11,6 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, StateSetMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from ods_async.core.requests import ServiceStatus, Stats
@@ -20,7 +19,7 @@ from ods_async.observe.view import View
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
-CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily | StateSetMetricFamily
 

@@ -118,13 +118,14 @@ class Service:
     def __exit__(self, *error: object) -> None:
         self.end()
 
-    def end(self) -> None:
-        """Go away as a killed broker does, only tidily."""
+    def end(self, linger: float = 0.0) -> None:
+        """Go away as a killed broker does, only tidily; with ``linger`` what was broadcast still leaves."""
         if self._thread.is_alive():
             self._going = False
             os.eventfd_write(self._wake, 1)
             self._thread.join()
             os.close(self._wake)
+            self.events.close(linger)
             self.hub.close()
             if self.broker.segment is not None:
                 self.broker.segment.close()

@@ -159,7 +159,7 @@ def test_it_ends_when_the_service_has_ended(follow: Follower) -> None:
             lambda: any(isinstance(e, StateChanged) and e.state == "STOPPED" for e in service.broker.events)
         )
         total = service.do(lambda: len(service.broker.events))
-        service.end()
+        service.end(linger=60.0)
         items = follow.all(subscriber)
         assert sequences(items) == list(range(1, total))
 

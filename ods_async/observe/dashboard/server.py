@@ -33,7 +33,7 @@ __all__ = ["DEFAULT_BIND", "Dashboard", "parse_bind"]
 DEFAULT_BIND: Final = "127.0.0.1:8555"
 
 _PACE_SECONDS: Final = 0.25  # a browser is told of changes this often at most
-_END_SECONDS: Final = 1.0
+_END_SECONDS: Final = 0.5  # waited for twice: for pages to end by themselves, and for those that are cut
 _MOST_BROWSERS: Final = 64
 _HEADERS: Final = {
     "Cache-Control": "no-store",

@@ -18,6 +18,7 @@ from ods_async.config import OnlineDataEngineCfg
 from ods_async.core.requests import GetStats, GetStatus, Release, Sample, WaitReady
 from ods_async.errors import BrokerUnreachableError, EndpointError, EndpointInUseError
 from ods_async.observe.dashboard import server
+from ods_async.observe.dashboard.html import Markup
 from ods_async.observe.dashboard.server import Dashboard, parse_bind
 from ods_async.testing.broker import RunningBroker, run_broker
 from ods_async.testing.peers import RawConsumer, RawWorker
@@ -55,14 +56,14 @@ async def state(browser: aiohttp.ClientSession, holds: Callable[[Any], object] =
     """The state once ``holds`` is true of it."""
     async with asyncio.timeout(SECONDS):
         while True:
-            async with browser.get("state.json") as answer:
+            async with browser.get("/state.json") as answer:
                 found = await answer.json()
             if holds(found):
                 return found
 
 
 async def figures(browser: aiohttp.ClientSession) -> dict[str, float]:
-    async with browser.get("metrics") as answer:
+    async with browser.get("/metrics") as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         families = text_string_to_metric_families(await answer.text())
     return {sample.name: sample.value for family in families for sample in family.samples}
@@ -84,7 +85,7 @@ async def test_c38_counts_agree_with_those_of_the_broker(broker: RunningBroker) 
             told = await figures(browser)
             assert told["ods_windows_sampled_total"] == stats.sampled_chunks == 3
             assert told["ods_episodes_successful_total"] == told["ods_episodes_retained"] == 4
-            async with browser.get("") as answer:
+            async with browser.get("/") as answer:
                 text = await answer.text()
             assert "<dt>sampled_chunks</dt><dd>3</dd>" in text
             assert f"<dt>valid_frames</dt><dd>{stats.valid_frames}</dd>" in text
@@ -92,16 +93,16 @@ async def test_c38_counts_agree_with_those_of_the_broker(broker: RunningBroker) 
 
 async def test_the_page_trusts_nothing_but_itself(broker: RunningBroker) -> None:
     async with opened(broker.endpoint) as (_, browser):
-        async with browser.get("") as answer:
+        async with browser.get("/") as answer:
             rules, text = answer.headers["Content-Security-Policy"], await answer.text()
             assert answer.headers["Cache-Control"] == "no-store"
         nonce = rules.partition("'nonce-")[2].partition("'")[0]
         assert rules.startswith("default-src 'none'; ")
         assert text.count(f'nonce="{nonce}"') == 2
-        async with browser.get("") as answer:
+        async with browser.get("/") as answer:
             assert nonce not in await answer.text()
         for method in ("POST", "PUT", "DELETE"):
-            async with browser.request(method, "state.json") as answer:
+            async with browser.request(method, "/state.json") as answer:
                 assert answer.status == 405
 
 
@@ -118,7 +119,7 @@ async def test_other_names_for_this_machine_are_refused(broker: RunningBroker) -
             "[::1]": 200,
         }
         for name, code in names.items():
-            for path in ("", "state.json", "metrics"):
+            for path in ("/", "/state.json", "/metrics"):
                 async with browser.get(path, headers={"Host": name}) as answer:
                     assert (name, answer.status) == (name, code)
 
@@ -131,7 +132,7 @@ async def changes(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, str
 
 async def test_an_open_page_is_told_what_changes_and_only_that(broker: RunningBroker) -> None:
     """C47: also of a worker with an odd name."""
-    async with opened(broker.endpoint) as (_, browser), asyncio.timeout(SECONDS), browser.get("changes") as answer:
+    async with opened(broker.endpoint) as (_, browser), asyncio.timeout(SECONDS), browser.get("/changes") as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
         told = changes(answer)
         first = await anext(told)
@@ -147,22 +148,31 @@ async def test_more_pages_than_allowed_are_refused(broker: RunningBroker, monkey
     monkeypatch.setattr(server, "_MOST_BROWSERS", 2)
     async with (
         opened(broker.endpoint) as (_, browser),
-        browser.get("changes") as one,
-        browser.get("changes") as two,
-        browser.get("changes") as three,
+        browser.get("/changes") as one,
+        browser.get("/changes") as two,
+        browser.get("/changes") as three,
     ):
         assert [answer.status for answer in (one, two, three)] == [200, 200, 503]
 
 
-async def test_it_ends_at_once_although_pages_are_open(broker: RunningBroker) -> None:
-    """C46: one that reads, and one that never does."""
+async def state_of_two(dashboard: Dashboard) -> None:
+    """Wait until two pages are kept up to date."""
+    async with asyncio.timeout(SECONDS):
+        while dashboard._browsers < 2:
+            await dashboard.watch.changed(dashboard.watch.version)
+
+
+async def test_it_ends_at_once_although_pages_are_open(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C46: one that reads, and one that never does and has more to read than the sockets hold."""
+    monkeypatch.setattr(server, "sections", lambda view: {"link": Markup("x" * 20_000_000)})
     async with aiohttp.ClientSession() as browser:
         dashboard = Dashboard(broker.endpoint, "127.0.0.1:0", interval=0.05)
         async with dashboard:
             answer = await browser.get(f"{dashboard.url}changes")
-            await anext(changes(answer))
+            assert (await answer.content.readexactly(7)) == b"data: {"
             idle = socket.create_connection(("127.0.0.1", int(dashboard.url.rpartition(":")[2].rstrip("/"))))
             idle.sendall(b"GET /changes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await state_of_two(dashboard)
             begun = time.monotonic()
         assert time.monotonic() - begun < 2.0 + 2.0
         idle.close()
@@ -217,7 +227,7 @@ async def test_c42_the_page_says_that_the_broker_is_away_and_goes_on_when_it_is_
         found = await state(browser, lambda found: not found["connected"])
         assert found["problem"]
         assert (await figures(browser))["ods_up"] == 0.0
-        async with browser.get("") as answer:
+        async with browser.get("/") as answer:
             assert "No broker" in await answer.text()
         with run_broker(CFG, int(first.endpoint.rpartition(":")[2])) as second:
             found = await state(
@@ -225,7 +235,7 @@ async def test_c42_the_page_says_that_the_broker_is_away_and_goes_on_when_it_is_
             )
             assert found["runs"] == 2
             assert (await figures(browser))["ods_episodes_successful_total"] == 0.0
-            async with browser.get("") as answer:
+            async with browser.get("/") as answer:
                 assert "run 2" in await answer.text()
             assert dashboard.watch.view.connected
 
@@ -246,7 +256,7 @@ async def test_with_the_flag_others_may_look(broker: RunningBroker) -> None:
     async with (
         Dashboard(broker.endpoint, "0.0.0.0:0", allow_insecure_bind=True) as dashboard,
         aiohttp.ClientSession(dashboard.url) as browser,
-        browser.get("state.json", headers={"Host": "sim-host:8555"}) as answer,
+        browser.get("/state.json", headers={"Host": "sim-host:8555"}) as answer,
     ):
         assert answer.status == 200
 
