@@ -13,6 +13,7 @@ from ods_async.core.run import Run
 from ods_async.core.sample_rules import check_plan_bytes, check_request, most_plans
 from ods_async.core.states import OnlineDataEngineState as State
 from ods_async.core.stimuli import GatherFrame, Peer
+from ods_async.core.window_plan import WindowPlan
 from ods_async.core.windows import plan_contexts, plan_windows
 from ods_async.errors import (
     ClosedError,
@@ -198,20 +199,7 @@ class SamplingDesk:
                 size=open_leases + sample.count,
                 limit=limit,
             )
-        plans: list[Plan] = []
-        for turn in range(sample.count):
-            try:
-                plans.append(self._draw(sample, turn, peer.identity))
-            except DataUnavailableError:
-                if not plans:
-                    raise
-                break
-        for _ in range(self._worthwhile(sample, plans, open_leases)):
-            try:
-                plan = self._draw(sample, 0, peer.identity, spare=True)
-            except OdsError:
-                break
-            plans.append(plan)
+        plans = self._plans(sample, peer.identity, self._room_for_spares(sample, open_leases))
         language = run.language.sizes
         if sample.frame:
             self._frames[plans[0].lease_id] = peer.identity
@@ -221,39 +209,68 @@ class SamplingDesk:
             self._unheard[peer.identity] = _Unheard(leases, None, run.now.seconds + run.settings.lease_seconds)
             run.answer(peer, request_id, Plans(tuple(plans), language, run.edition))
 
-    def _worthwhile(self, sample: Sample, plans: list[Plan], open_leases: int) -> int:
-        """How many spare plans to add: as many as were asked for, where it makes no difference when they are drawn.
+    def _room_for_spares(self, sample: Sample, open_leases: int) -> int:
+        """How many spare plans may be added where it makes no difference when a window is drawn, else 0."""
+        limits = self._run.settings.limits
+        if not sample.spare or sample.frame or sample.seed is not None or self._run.refill.counts_draws:
+            return 0
+        most = min(most_plans(sample, limits), limits.leases_per_session - open_leases)
+        return max(0, min(sample.spare, most - sample.count))
 
-        It does where draws are counted to steer production, and where budgets are scarce: a spare plan would keep
-        windows from others who ask meanwhile.
+    def _plans(self, sample: Sample, session: bytes, room: int) -> list[Plan]:
+        together = self._planned_together(sample, room)
+        if together:
+            return [
+                self._lease(sample, windows, session, spare=turn >= sample.count)
+                for turn, windows in enumerate(together)
+            ]
+        plans: list[Plan] = []
+        for turn in range(sample.count):
+            seed = None if sample.seed is None else [sample.seed, turn]
+            rng = self._run.rng if seed is None else np.random.Generator(np.random.PCG64(seed))
+            try:
+                plans.append(self._lease(sample, self._planned(sample, sample.batch_size, rng), session))
+            except DataUnavailableError:
+                if not plans:
+                    raise
+                break
+        return plans
+
+    def _planned_together(self, sample: Sample, room: int) -> list[WindowPlan]:
+        """The windows of several batches in one go, which costs little more than one; empty: plan them one by one.
+
+        A window is drawn without regard to which batch it is for. Spare plans are left out where budgets are scarce:
+        they would keep windows from others who ask meanwhile.
         """
-        run = self._run
-        if not sample.spare or sample.frame or sample.seed is not None or run.refill.counts_draws:
-            return 0
-        rows = np.frombuffer(plans[0].rows, "<i4")
-        if not run.budget.ample(rows, AMPLE_BATCHES * sample.batch_size):
-            return 0
-        limits = run.settings.limits
-        room = min(most_plans(sample, limits), limits.leases_per_session - open_leases) - len(plans)
-        return max(0, min(sample.spare, room))
+        count, n = sample.count, sample.batch_size
+        if sample.seed is not None or count + room == 1:
+            return []
+        try:
+            windows = self._planned(sample, n * (count + room), self._run.rng)
+        except OdsError:  # there may be enough for fewer, and if not, the error is about those
+            return []
+        if room and self._run.budget.ample(windows.rows, AMPLE_BATCHES * n):
+            count += room
+        return [windows.part(turn * n, turn * n + n) for turn in range(count)]
 
-    def _draw(self, sample: Sample, turn: int, session: bytes, *, spare: bool = False) -> Plan:
+    def _planned(self, sample: Sample, n: int, rng: np.random.Generator) -> WindowPlan:
         run = self._run
-        rng = run.rng if sample.seed is None else np.random.Generator(np.random.PCG64([sample.seed, turn]))
-        remaining = run.budget.remaining_by_row if run.budget.enabled else None
-        if sample.history:
-            windows = plan_contexts(
-                run.index,
-                sample.batch_size,
-                sample.history,
-                sample.horizon,
-                sample.mode,
-                rng,
-                generations=sample.generations,
-                remaining=remaining,
-            )
-        else:
-            windows = plan_windows(run.index, sample.batch_size, sample.length, sample.mode, rng, remaining)
+        remaining = run.budget.remaining_by_row
+        if not sample.history:
+            return plan_windows(run.index, n, sample.length, sample.mode, rng, remaining)
+        return plan_contexts(
+            run.index,
+            n,
+            sample.history,
+            sample.horizon,
+            sample.mode,
+            rng,
+            generations=sample.generations,
+            remaining=remaining,
+        )
+
+    def _lease(self, sample: Sample, windows: WindowPlan, session: bytes, *, spare: bool = False) -> Plan:
+        run = self._run
         receipt = run.budget.book(windows.rows)  # may refuse; a lease made before would have no owner then
         deadline = NEVER if sample.frame else run.now.seconds + run.settings.lease_seconds
         lease_id = run.store.lease(windows.rows, session, deadline)

@@ -39,6 +39,12 @@ class WindowPlan:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def part(self, begin: int, end: int) -> WindowPlan:
+        """The windows from ``begin`` to before ``end``; nothing is copied."""
+        first = None if self.first is None else self.first[begin:end]
+        last = None if self.last is None else self.last[begin:end]
+        return WindowPlan(self.rows[begin:end], self.starts[begin:end], first, last, self.length, self.history)
+
     def to_message(self, lease_id: int, stamps: NDArray[np.int64]) -> Plan:
         """The plan as it is sent; ``stamps`` int64 ``[n]``, the stamp of each window's row."""
         return Plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from ods_async.core.events import EpisodePublished, StateChanged
 from ods_async.core.requests import GetStats, Limits, Plans, Refill, Release, Sample, Stop
 from ods_async.core.stimuli import Announce, AnswerRequest, AskedFor, MarkEdition, Peer, Tick
+from ods_async.core.window_plan import WindowPlan
+from ods_async.errors import OnlineDataBudgetExhaustedError
 from ods_async.testing.in_memory import OWNER, InMemoryBroker
 
 BUDGET = {"episode_sample_budget": 2**40, "episode_sample_hard_limit": 2**41, "include_provenance": True}
@@ -45,7 +48,7 @@ def sampled(broker: InMemoryBroker) -> tuple[int, int]:
         ({}, {"history": 2, "horizon": 3, "length": 4}, 7),
         ({"refill_policy": "sample_threshold"}, {}, 1),
         ({"refill_policy": "continuous", "samples_per_insert": 3.0}, {}, 1),
-        ({**BUDGET, "episode_sample_budget": 64 * 5}, {}, 1),
+        ({**BUDGET, "episode_sample_budget": 64 * 5 - 1}, {}, 1),
         ({}, {"seed": 4}, 1),
         ({"limits": Limits(leases_per_session=3)}, {}, 3),
         ({"limits": Limits(plans_per_request=6)}, {}, 6),
@@ -127,3 +130,31 @@ def test_the_edition_changes_before_anybody_is_told_of_an_episode_or_a_state() -
             assert effect.answer.edition == known
     assert told == 4
     assert int(broker.layout.edition(broker.memory)[0]) == known == after + 1
+
+
+def test_several_batches_planned_together_are_windows_like_any_others_each_with_its_own_lease() -> None:
+    """The rows and starts of many plans asked for at once are spread as those asked for one by one (B20, B22)."""
+    broker = filled(limits=Limits(leases_per_session=4096, plans_per_request=64))
+    together: Counter[tuple[int, int]] = Counter()
+    alone: Counter[tuple[int, int]] = Counter()
+    for _ in range(40):
+        for counted, plans in (
+            (together, drawn(broker, count=32, spare=0).plans),
+            (alone, drawn(broker, spare=0).plans),
+        ):
+            assert len({plan.lease_id for plan in plans}) == len(plans)
+            for plan in plans:
+                windows, stamps = WindowPlan.from_message(plan, broker.settings.rows, 10)
+                assert (stamps % 2 == 0).all()
+                counted.update(zip(windows.rows.tolist(), windows.starts.tolist(), strict=True))
+    assert set(together) == set(alone), "4 rows of 8 steps have 24 windows of 3, and each comes up"
+    assert len(together) == 24
+    assert max(together.values()) < 1.6 * min(together.values())
+
+
+def test_where_quotas_allow_a_batch_and_no_spare_one_it_comes_alone_b36() -> None:
+    broker = filled(episode_sample_budget=2, episode_sample_hard_limit=2, include_provenance=True)
+    assert len(drawn(broker, spare=3).plans) == 1
+    with pytest.raises(OnlineDataBudgetExhaustedError):
+        drawn(broker, spare=3)  # 4 episodes of 2 windows, of which 5 are gone
+    assert broker.state.run.budget.delivered == 5
