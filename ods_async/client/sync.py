@@ -273,7 +273,10 @@ class Client(ClientCore):
         return record_list(self._drive(lambda session: self._exchange.drain(session, most), timeout))
 
     def stop(self, grace: float = 5.0, timeout: float | None = None) -> None:
-        """End the run: workers get ``grace`` seconds to end between two steps. Owner only."""
+        """End the run: workers get ``grace`` seconds to end between two steps. Owner only.
+
+        The stopped service can be asked for two seconds more, for a last drain say, or until it is told to stop again.
+        """
         owner = self._owned("stop")
         grace = checked_timeout(grace, 5.0)
         self._ask(Stop(owner, grace), Done, self._timeout + grace if timeout is None else timeout)

@@ -13,6 +13,7 @@ from ods_async.core.requests import (
     Connect,
     Describe,
     Done,
+    Drain,
     GenerationPromise,
     GetFlow,
     GetStats,
@@ -562,8 +563,6 @@ def _failure(worker_id: str) -> WorkerFailed:
 class TestOwner:
     def test_only_the_owner_refills_drains_reports_and_stops(self) -> None:
         """B13"""
-        from ods_async.core.requests import Drain
-
         broker = ready()
         for request in (Refill(b"guess"), Drain(b""), ReportExit("w0", 1, False, b"x"), Stop(b"owner-toke")):
             with pytest.raises(OwnerOnlyError):
@@ -626,6 +625,22 @@ class TestOwner:
         broker.get(Stop(OWNER))
         assert broker.ended is not None
         assert not broker.ended.failed
+
+    def test_b40_a_stopped_service_shows_its_records_until_they_are_received_or_it_ends(self) -> None:
+        """B40: an answer that is lost costs nothing while the service can be asked; then the log ends with it"""
+        broker = ready(buffer_size=3, lifecycle_event_capacity=6)
+        stop = broker.ask(Stop(OWNER, 5.0), timeout=10.0)
+        broker.leave()
+        assert broker.answer(stop) == Done()
+        lost = broker.get(Drain(OWNER))
+        broker.pass_time(1.9)
+        found = broker.get(Drain(OWNER))
+        assert found.events == lost.events
+        assert [record["slot"] for record in found.events] == [0, 1, 2]
+        assert broker.get(Drain(OWNER, received=int(found.events[-1]["sequence"]) + 1)).events == ()
+        assert broker.ended is None
+        broker.pass_time(0.2)
+        assert broker.ended is not None
 
     def test_stop_does_not_wait_longer_than_its_grace(self) -> None:
         broker = ready()

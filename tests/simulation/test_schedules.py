@@ -33,6 +33,17 @@ def test_schedules_hold(chunk: int) -> None:
     assert all(f"{SCHEDULES} schedules held" in output for output in outputs)
 
 
+# Schedules that once failed, and why.
+FAILED_ONCE = {
+    1003153: "the owner still waited for the answer to a drain, lost before, when the stopped service had ended (B40)",
+}
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_a_schedule_that_failed_once_holds(seed: int) -> None:
+    simulate(seed)
+
+
 def test_a_seed_is_a_history_to_the_last_detail() -> None:
     histories: list[list[str]] = [[], []]
     outcomes = [simulate(3, history.append) for history in histories]

@@ -72,6 +72,11 @@ class SimDrainer(Asker):
         if service.scenario.settings.lifecycle_event_capacity:
             self.world.after(0.1, self.process, self._go_on)
 
+    @property
+    def able(self) -> bool:
+        """Whether it runs and waits for nothing: it asks again soon."""
+        return not self.process.stopped and not self.driver.busy
+
     def _go_on(self) -> None:
         rng = self.world.rng
         self.world.after(rng.uniform(0.1, 0.9), self.process, self._go_on)

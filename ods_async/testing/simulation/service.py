@@ -276,7 +276,8 @@ class Service:
             consumer.pausing = True
         if self._failed and (self.scenario.tolerant or not (self.worker_trouble or self._words_run_out)):
             self.fail("fate", f"the run failed: {broker.state.run.failure}")
-        self.world.run(lambda: not self.drainer.process.stopped, 3.0)
+        # A stopped service answers two seconds more, so who drains it must not still wait for an answer lost before.
+        self.world.run(lambda: self.drainer.able, 6.0)
         stopped: list[object] = []
 
         def done(answer: Any, error: BaseException | None) -> None:
