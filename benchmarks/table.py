@@ -41,7 +41,7 @@ def section(found: dict[str, Any]) -> str:
         "",
         f"Medians of {found['rounds']} rounds at commit {found['commit']}, on {machine['processors']} processors "
         f"({machine['processor']}),",
-        f"with Python {versions['python']}, torch {versions['torch']} and pyzmq {versions['pyzmq']}; leases, stamps and "
+        f"with Python {versions['python']}, torch {versions['torch']} and pyzmq {versions['pyzmq']}; leases, stamps, "
         "events are on.",
         "S, I and V are batches of "
         + ", ".join(f"{works[name]['batch_bytes'] / 1e6:.1f} MB ({_what(works[name])})" for name in "SIV")

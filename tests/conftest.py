@@ -86,15 +86,20 @@ def check_nothing_left(before: Snapshot, folders: tuple[Path, ...], where: str) 
             pytest.fail(f"{where} left behind: " + "; ".join(told), pytrace=False)
 
 
+def pytest_configure() -> None:
+    """Programs under test inherit from here what they do about signals: as from a terminal, not as under nohup."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_left_by_the_run() -> Iterator[None]:
     os.environ[MARK] = RUN
     zmq.utils.garbage.gc.start()  # pyzmq's own thread lives on after its first use; let it be there from the start
     deadline = time.monotonic() + PATIENCE
     while len(list(_zmq_threads())) < 2 and time.monotonic() < deadline:  # one that carries, one that tidies up
-        time.sleep(
-            0.001
-        )  # its native threads give themselves their names, by which they are known here, a little later
+        time.sleep(0.001)  # threads give themselves the names they are known by here a little later
     before = take_snapshot()
     yield
     check_nothing_left(before, (), "the whole run")

@@ -27,6 +27,7 @@ __all__ = ["Growth", "growth_of", "main"]
 _MB: Final = 1_000_000
 _NAMES: Final = ("private_bytes", "fds", "threads")
 _START_SECONDS: Final = 120.0
+_CONSUMERS: Final = 3
 
 
 class Growth:
@@ -110,6 +111,9 @@ def _soak(given: argparse.Namespace, folder: Path) -> int:
         house.add_consumer("asyncio-shared", ipc, "--style", "asyncio", "--data-path", "shared_memory", *rate)
         house.add_consumer("blocking-shared", ipc, "--data-path", "shared_memory", "--seed", "1", *rate)
         house.add_consumer("blocking-frames", tcp, "--data-path", "frames", "--seed", "2", *rate)
+        started = (len(list(house.reports())) == _CONSUMERS for _ in until(time.monotonic() + _START_SECONDS, 0.1))
+        if not any(started):
+            trouble.append(f"consumers were not at work within {_START_SECONDS:g} s")
         begun = time.monotonic()
         with given.log.open("w") as log:
             for _ in until(begun + 60 * given.minutes, given.every):

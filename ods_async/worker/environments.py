@@ -345,7 +345,13 @@ def make_environment(
 
 def _truncated_at(settings: EnvironmentSettings, capacity: int) -> int:
     """The step at which the environment is told to truncate."""
-    own = gym.spec(settings.id).max_episode_steps
+    module, _, name = settings.id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    try:
+        own = gym.spec(name).max_episode_steps
+    except gym.error.Error:  # no such environment, or one without its version: making it tells more
+        own = None
     return capacity if own is None or settings.max_episode_steps is not None else min(capacity, own)
 
 

@@ -238,6 +238,7 @@ async def _run(given: argparse.Namespace) -> int:
     consumer = Consumer(client, random.Random(given.seed), given.timeout, given.slack)
     path = given.folder / f"{given.name}-{os.getpid()}.report"
     parent = os.getppid()
+    _write(path, consumer.report())  # so that others see it is at work
     try:
         written = consumer.clock.now()
         while not asked and os.getppid() == parent:
