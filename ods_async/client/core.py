@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from ods_async.client.arguments import at_least_one, bad_argument, mode_text, whole
 from ods_async.client.exchange import Exchange, Known
 from ods_async.client.link import DataPath, Link, checked_data_path, open_link
+from ods_async.client.shapes import record_list
 from ods_async.core.language import KINDS
 from ods_async.core.requests import (
     BufferDescription,
@@ -200,6 +201,14 @@ class ClientCore:
     def redrawn(self) -> int:
         """How many batches were drawn again because a row changed while it was copied."""
         return self._exchange.redrawn
+
+    def left_records(self, pending: list[dict[str, object]]) -> list[dict[str, Any]]:
+        """For the engine: the lifecycle records of a run that is over which no drain returned; each is returned once.
+
+        Args:
+            pending: what the broker still held at the end, as it sent them.
+        """
+        return record_list(self._exchange.left_over(pending))
 
     def _known(self, operation: str) -> Known[TensorDict]:
         known = self._exchange.known

@@ -278,6 +278,15 @@ class Exchange(Generic[B]):
                     known.drained = sequence + 1
         return bool(records.events)
 
+    def left_over(self, pending: list[dict[str, object]]) -> list[dict[str, object]]:
+        """What no :meth:`drain` returned of a run that is over; ``pending`` is what its broker held at the end."""
+        if self.known is None:
+            return pending
+        self._keep_records(self.known, Records(tuple(pending), 0, 0))
+        with self._guard:
+            left, self._records = self._records, []
+        return left
+
     def owned(self, operation: str) -> bytes:
         """The owner's token.
 

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from ods_async.client.aio import AsyncBatchStream, AsyncClient
 from ods_async.config import OnlineDataEngineCfg
 from ods_async.core.states import OnlineDataEngineState
-from ods_async.engine.base import GENERATION_SECONDS, EngineBase, note_cleanup, teach
+from ods_async.engine.base import ALL_RECORDS, GENERATION_SECONDS, EngineBase, note_cleanup, teach
 from ods_async.errors import BrokerUnreachableError, ClosedError
 
 __all__ = ["AsyncOnlineDataEngine"]
@@ -181,8 +181,12 @@ class AsyncOnlineDataEngine(EngineBase):
         """As :meth:`OnlineDataEngine.drain_lifecycle_events`."""
         self._owner.require_process("drain_lifecycle_events")
         if self._owner.ended:
-            return self._records()
-        return await self._ask("drain_lifecycle_events", lambda client: _drain_async(client, timeout), self._records)
+            return self._left_records(self._client)
+        return await self._ask(
+            "drain_lifecycle_events",
+            lambda client: client.drain_lifecycle_events(ALL_RECORDS, timeout),
+            lambda: self._left_records(self._client),
+        )
 
     async def resolve_language(self, batch: TensorDict, timeout: float | None = None) -> dict[str, Any]:
         """As :meth:`OnlineDataEngine.resolve_language`."""
@@ -212,13 +216,6 @@ class AsyncOnlineDataEngine(EngineBase):
         if last is None:
             raise self._owner.wrong_state(operation, OnlineDataEngineState.READY)
         return last
-
-
-async def _drain_async(client: AsyncClient, timeout: float | None) -> list[dict[str, Any]]:
-    taken: list[dict[str, Any]] = []
-    while records := await client.drain_lifecycle_events(timeout=timeout):
-        taken += records
-    return taken
 
 
 async def _in_thread(work: Callable[[], None], on_cancel: Callable[[], None]) -> None:

@@ -15,9 +15,10 @@ from ods_async.core.states import OnlineDataEngineState
 from ods_async.observe.subscriber import EventSubscriber
 from ods_async.supervise.owner import Owner
 
-__all__ = ["GENERATION_SECONDS", "EngineBase", "note_cleanup", "teach"]
+__all__ = ["ALL_RECORDS", "GENERATION_SECONDS", "EngineBase", "note_cleanup", "teach"]
 
 GENERATION_SECONDS = 300.0
+ALL_RECORDS = 2**62  # in one drain: records between two would be lost with the second
 
 
 class EngineBase:
@@ -100,9 +101,14 @@ class EngineBase:
             raise self._owner.blame(self._owner.failure, 0.0)
         return None if self._owner.last_budget is None else budget_dict(self._owner.last_budget)
 
-    def _records(self) -> list[dict[str, Any]]:
-        """Records that were pending at the end, in the shape of ``Client.drain_lifecycle_events``."""
-        return record_list(self._owner.take_undrained())
+    def _left_records(self, client: ClientCore | None) -> list[dict[str, Any]]:
+        """Records that no drain returned before the end, in the shape of ``Client.drain_lifecycle_events``.
+
+        Args:
+            client: the engine's own, which may hold records of a drain that was given up.
+        """
+        pending = self._owner.take_undrained()
+        return record_list(pending) if client is None else client.left_records(pending)
 
 
 def teach(client: ClientCore, owner: Owner) -> None:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from ods_async.client.sync import BatchStream, Client
 from ods_async.config import OnlineDataEngineCfg
 from ods_async.core.states import OnlineDataEngineState
-from ods_async.engine.base import GENERATION_SECONDS, EngineBase, note_cleanup, teach
+from ods_async.engine.base import ALL_RECORDS, GENERATION_SECONDS, EngineBase, note_cleanup, teach
 from ods_async.errors import BrokerUnreachableError, ClosedError
 
 __all__ = ["OnlineDataEngine"]
@@ -205,8 +205,12 @@ class OnlineDataEngine(EngineBase):
         """Take all pending ``published`` and ``evicted`` records, in order (B39, B40); also after stop and failure."""
         self._owner.require_process("drain_lifecycle_events")
         if self._owner.ended:
-            return self._records()
-        return self._ask("drain_lifecycle_events", lambda client: _drain(client, timeout), self._records)
+            return self._left_records(self._client)
+        return self._ask(
+            "drain_lifecycle_events",
+            lambda client: client.drain_lifecycle_events(ALL_RECORDS, timeout),
+            lambda: self._left_records(self._client),
+        )
 
     def resolve_language(self, batch: TensorDict, timeout: float | None = None) -> dict[str, Any]:
         """The texts of a batch's language indices (B43); also after the engine has stopped."""
@@ -234,10 +238,3 @@ class OnlineDataEngine(EngineBase):
         if last is None:
             raise self._owner.wrong_state(operation, OnlineDataEngineState.READY)
         return last
-
-
-def _drain(client: Client, timeout: float | None) -> list[dict[str, Any]]:
-    taken: list[dict[str, Any]] = []
-    while records := client.drain_lifecycle_events(timeout=timeout):
-        taken += records
-    return taken

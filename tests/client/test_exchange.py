@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from ods_async.client.exchange import Ask, Exchange, Talk
 from ods_async.client.session import Session
-from ods_async.core.requests import Connect, Drain
+from ods_async.core.requests import Connect, Drain, Records
 from ods_async.errors import BrokerUnreachableError, OdsError
 from ods_async.testing.in_memory import OWNER, InMemoryBroker
 from ods_async.wire.asking import Answered
@@ -80,6 +81,31 @@ def test_b39_a_drain_whose_answer_is_lost_or_that_is_cancelled_loses_no_record(l
     records += drive(exchange.drain(session, 9), broker)
     assert slots(records) == [0, 1, 2, 3]
     assert len(broker.state.run.log) == 0
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_b39_b40_what_no_drain_returned_of_a_run_that_is_over_is_returned_once(heard: bool) -> None:
+    """A drain gives up at its last question, which the broker has heard or has not; then the run ends."""
+    for error in (BrokerUnreachableError("gone", endpoint="", timeout=0.0), KeyboardInterrupt()):
+        broker, exchange, session = logging(), owner(), Session()
+        pending = drive(owner().plain(Session(), Drain(OWNER), Records), broker).events
+
+        def lose(request: Any, error: BaseException = error) -> BaseException | None:
+            return error if isinstance(request, Drain) and request.received else None
+
+        records: list[dict[str, Any]] = []
+        with contextlib.suppress(KeyboardInterrupt):
+            records += drive(exchange.drain(session, 9), broker, lose)
+        assert len(records) == (0 if isinstance(error, KeyboardInterrupt) else 4)
+        records += exchange.left_over([] if heard else list(pending))
+        assert slots(records) == [0, 1, 2, 3]
+        assert exchange.left_over([]) == []
+
+
+def test_b40_what_is_pending_at_the_end_is_all_there_is_when_nobody_ever_asked() -> None:
+    broker = logging()
+    pending = list(drive(owner().plain(Session(), Drain(OWNER), Records), broker).events)
+    assert owner().left_over(pending) == pending
 
 
 def test_a_forgotten_session_says_hello_again() -> None:

@@ -26,10 +26,13 @@ from ods_async import (
     OnlineDataEngineState,
     OnlineDataWorkerError,
     OwnerOnlyError,
+    RequestTimeoutError,
     StartCancelledError,
     StateError,
     WorkerExitedError,
 )
+from ods_async.client.exchange import Exchange
+from ods_async.core.requests import Drain
 from ods_async.testing import window_faults
 
 State = OnlineDataEngineState
@@ -132,6 +135,24 @@ def test_b32_refills_are_requested_and_waited_for_and_the_log_is_drained_after_t
             engine.wait_for_generation(2, timeout=float("nan"))
     last = engine.drain_lifecycle_events()
     assert sorted(record["kind"] for record in last) == ["evicted"] * 5 + ["published"] * 5
+    assert engine.drain_lifecycle_events() == []
+
+
+def test_b39_b40_records_whose_receipt_the_broker_never_heard_of_are_returned_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B39, B40: no question of a drain after the first one gets through, and then the engine stops."""
+    honest = Exchange._ask
+
+    def deaf(exchange: Any, session: Any, request: Any, meanwhile: Any = None) -> Any:
+        if isinstance(request, Drain) and request.received:
+            raise RequestTimeoutError("no answer", operation="drain", timeout=0.0, missing="an answer")
+        return honest(exchange, session, request, meanwhile)
+
+    with OnlineDataEngine(settings(lifecycle_event_capacity=100)) as engine:
+        monkeypatch.setattr(Exchange, "_ask", deaf)
+        records = engine.drain_lifecycle_events()
+        assert [record["slot"] for record in records] == [0, 1, 2, 3, 4]
     assert engine.drain_lifecycle_events() == []
 
 
