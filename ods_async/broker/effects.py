@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ods_async.broker.broadcasts import Broadcasts
 from ods_async.broker.doors import Doors
 from ods_async.broker.memory import BrokerMemory
 from ods_async.broker.outgoing import OutgoingBook, Reservation
@@ -43,7 +44,7 @@ from ods_async.core.write import write_rollout
 from ods_async.errors import LimitExceededError, OdsError, SharedMemoryError
 from ods_async.transport.pool import BufferPool
 from ods_async.transport.sockets import join_envelope
-from ods_async.wire.codec import encode_answer, encode_broadcast, encode_ticket
+from ods_async.wire.codec import encode_answer, encode_ticket
 from ods_async.wire.messages import PROTOCOL
 
 __all__ = ["EffectRunner"]
@@ -104,6 +105,7 @@ class EffectRunner:
         self._inside: dict[int, asyncio.Future[Answer]] = {}
         self._inside_count = 0
         self.counts: Counter[str] = Counter()
+        self._broadcasts = Broadcasts(lambda: doors.events, limits, self.counts, self.fault)
 
     # --- what others may use ----------------------------------------------------------------------------------------
 
@@ -180,7 +182,8 @@ class EffectRunner:
         _log.error("the broker erred while %s: %s", doing, error, exc_info=error)
 
     async def close(self) -> None:
-        """Wait for the threads' work (milliseconds), then give the memory back."""
+        """Send what is still to be told, wait for the threads' work (milliseconds), then give the memory back."""
+        self._broadcasts.flush()
         await asyncio.gather(*self._working, return_exceptions=True)
         self._threads.shutdown(wait=True)
         for future in self._inside.values():
@@ -234,8 +237,7 @@ class EffectRunner:
         if isinstance(what, RevokeTickets) and self._tickets:
             revoked = frozenset(what.ticket_ids)
             self._tickets = deque(ticket for ticket in self._tickets if ticket.ticket_id not in revoked)
-        if not self._doors.events.send(list(encode_broadcast(what, self._limits))):
-            self.counts["announcements_dropped"] += 1
+        self._broadcasts.say(what)
 
     # --- work in threads --------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from ods_async.client.session import Session
+from ods_async.client.session import MOST_SPARES, Session
 from ods_async.core.language import KINDS, LanguageRegistry
 from ods_async.core.requests import (
     Answer,
@@ -53,7 +53,8 @@ B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 
 
-SMALL_BYTES: Final = 1_000_000  # of larger batches the copy takes so long that asking does not matter
+SMALL_BYTES: Final = 1_000_000
+FEW_SPARES: Final = 3  # of larger batches: copying takes longer than asking, and their rows are held meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +365,7 @@ class Exchange(Generic[B]):
             frame=not memory.shared,
             release=release,
             undelivered=undelivered,
-            spare=spare if spare and self._may_keep(memory, wanted) else 0,
+            spare=min(spare, self._most_spares(memory, wanted)) if spare else 0,
         )
         prepared: list[object] = []
 
@@ -410,11 +411,12 @@ class Exchange(Generic[B]):
         return drawn
 
     @staticmethod
-    def _may_keep(memory: Memory[B], wanted: Sample) -> bool:
-        """Whether plans may be kept for later: where the buffer's edition can be seen, and of small batches only."""
+    def _most_spares(memory: Memory[B], wanted: Sample) -> int:
+        """How many plans may be kept for later: none where the buffer's edition cannot be seen."""
         if wanted.seed is not None or memory.edition is None:
-            return False
-        return memory.nbytes(wanted.batch_size, wanted.length, wanted.history) <= SMALL_BYTES
+            return 0
+        small = memory.nbytes(wanted.batch_size, wanted.length, wanted.history) <= SMALL_BYTES
+        return MOST_SPARES if small else FEW_SPARES
 
     # --- language ---------------------------------------------------------------------------------------------------
 
