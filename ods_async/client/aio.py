@@ -21,9 +21,9 @@ from ods_async.client.batch import landing_for
 from ods_async.client.core import ClientCore, StreamPlan
 from ods_async.client.drive import drive_async
 from ods_async.client.exchange import Talk
-from ods_async.client.handback import HOLD_SECONDS, hand_back
+from ods_async.client.handback import hand_back
 from ods_async.client.prefetch import LAST_WORDS_SECONDS, Feed, Seeds
-from ods_async.client.session import Session
+from ods_async.client.session import HOLD_SECONDS, Session
 from ods_async.client.shapes import budget_dict, flow_dict, record_list, stats_dict, status_dict
 from ods_async.core.requests import (
     BudgetSnapshot,
@@ -305,6 +305,7 @@ class AsyncClient(ClientCore):
             lane, session = self._idle.pop()
             if lane.check() is None:
                 self._busy.add(lane)
+                session.resume(time.monotonic())
                 return lane, session
             lane.close()
         lane = AsyncLane(self._hub, self._endpoint, self._options())
@@ -316,6 +317,7 @@ class AsyncClient(ClientCore):
         if self._closed or lane.lost:
             self._retire(lane, session)
             return
+        session.pause(time.monotonic())
         self._idle.append((lane, session))
         if session.owes and self._settling is None and self._loop is not None:
             self._settling = self._loop.call_later(HOLD_SECONDS, self._settle_gently)

@@ -11,12 +11,11 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from ods_async.client.session import Session
+from ods_async.client.session import HOLD_SECONDS, Session
 from ods_async.transport.lane import AsyncLane, Lane
 
-__all__ = ["HOLD_SECONDS", "Handback", "hand_back"]
+__all__ = ["Handback", "hand_back"]
 
-HOLD_SECONDS: Final = 0.02
 _QUIET_ROUNDS: Final = 50
 
 

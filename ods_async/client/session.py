@@ -9,7 +9,9 @@ from typing import Final
 
 from ods_async.core.requests import Plan, Release, Sample
 
-__all__ = ["MOST_SPARES", "Session"]
+__all__ = ["HOLD_SECONDS", "MOST_SPARES", "Session"]
+
+HOLD_SECONDS: Final = 0.02  # so long what is owed, and what was planned ahead, waits for the next call
 
 MOST_SPARES: Final = 7
 MOST_SPARE_WINDOWS: Final = 2048
@@ -33,6 +35,7 @@ class Session:
     _edition: int = 0
     _ahead: int = 0
     _used: bool = False
+    _paused: float = 0.0
 
     # --- leases -----------------------------------------------------------------------------------------------------
 
@@ -56,11 +59,19 @@ class Session:
         Plans for later are handed back as well; ``gently``, only those that nobody used since the last gentle notice.
         """
         if not gently or not self._used:
-            self.drop_spares()
-            self._ahead = 0
+            self._rest()
         self._used = False
         finished, undelivered = self.take()
         return Release(finished, undelivered) if finished or undelivered else None
+
+    def pause(self, now: float) -> None:
+        """A call has ended at ``now`` (monotonic seconds)."""
+        self._paused = now
+
+    def resume(self, now: float) -> None:
+        """A call begins at ``now``. Who comes back late has no use for plans ahead: their rows are held meanwhile."""
+        if now - self._paused > HOLD_SECONDS:
+            self._rest()
 
     # --- plans for later --------------------------------------------------------------------------------------------
 
@@ -85,6 +96,10 @@ class Session:
             return None
         self._used = True
         return self._spares.popleft()
+
+    def _rest(self) -> None:
+        self.drop_spares()
+        self._ahead, self._wanted = 0, None
 
     def drop_spares(self) -> None:
         """Plans for later are not wanted any more: hand them back with the next words."""

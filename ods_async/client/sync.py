@@ -315,6 +315,7 @@ class Client(ClientCore):
                 lane, session = self._idle.pop()
                 if lane.check() is None:
                     self._busy += 1
+                    session.resume(time.monotonic())
                     return lane, session
                 lane.close()
             lane = Lane(self._hub, self._endpoint, self._options(), self._wake)
@@ -325,6 +326,7 @@ class Client(ClientCore):
         with self._lock:
             self._busy -= 1
             if not self._closed and not lane.lost:
+                session.pause(time.monotonic())
                 self._idle.append((lane, session))
                 if session.owes:
                     self._handback.owed()

@@ -10,6 +10,8 @@ from itertools import count
 
 import pytest
 
+from ods_async.client import aio, handback
+from ods_async.client import session as session_module
 from ods_async.client.aio import AsyncClient
 from ods_async.client.exchange import Ask, Do, Exchange
 from ods_async.client.session import MOST_SPARES, Session
@@ -152,6 +154,23 @@ def test_a_gentle_notice_keeps_what_is_in_use_and_the_next_one_hands_it_back() -
     assert session.notice() is None
 
 
+def test_who_comes_back_late_has_no_plans_ahead_whose_rows_would_be_held() -> None:
+    """A training step of a second in between, during which an asyncio loop could not hand anything back."""
+    broker, made, _, session = settled()
+    session.pause(10.0)
+    session.resume(10.019)
+    broker.draw(made, session)
+    assert broker.asked == []
+    session.pause(11.0)
+    session.resume(12.0)
+    broker.draw(made, session)
+    session.pause(13.0)
+    session.resume(14.0)
+    broker.draw(made, session)
+    assert [sample.spare for sample in broker.asked] == [0, 0]
+    assert broker.asked[0].undelivered == (*range(109, 115),)
+
+
 # --- over real sockets ----------------------------------------------------------------------------------------------
 
 
@@ -161,15 +180,30 @@ def service() -> Iterator[Service]:
         yield started
 
 
-def test_a_client_that_draws_in_a_row_asks_seldom_and_what_it_did_not_use_goes_back(service: Service) -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, calls follow each other at once."""
+    for module in (aio, handback, session_module):
+        monkeypatch.setattr(module, "HOLD_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_client_that_draws_in_a_row_asks_seldom_and_gives_back_what_it_did_not_use(service: Service) -> None:
     with Client(service.endpoint) as client:
         for _ in range(4):
             client.sample_batch(5, 3)
         assert [sample.spare for sample in service.asked(Sample)] == [0, 1, 3]
-        service.wait_for(lambda: service.broker.state.run.store.open_leases == 0)
         stats = client.get_stats()
         assert stats["sampled_chunks"] == 4 * 5
         assert stats["extra"]["sampled_batches"] == 4
+        assert service.open_leases == 0
+
+
+def test_what_a_client_keeps_for_later_goes_back_although_nothing_is_asked_any_more(service: Service) -> None:
+    with Client(service.endpoint) as client:
+        for _ in range(4):
+            client.sample_batch(5, 3)
+        service.wait_for(lambda: service.broker.state.run.store.open_leases == 0)
 
 
 def test_figures_are_right_at_once_for_who_asks_itself(service: Service) -> None:
@@ -179,7 +213,8 @@ def test_figures_are_right_at_once_for_who_asks_itself(service: Service) -> None
             assert client.get_stats()["sampled_chunks"] == 5 * number
 
 
-async def test_an_asyncio_client_that_draws_in_a_row_lets_others_run_and_hands_back(service: Service) -> None:
+@pytest.mark.usefixtures("patient")
+async def test_an_asyncio_client_that_draws_in_a_row_asks_seldom_and_lets_others_run(service: Service) -> None:
     ticks = 0
 
     async def others() -> None:
@@ -196,8 +231,15 @@ async def test_an_asyncio_client_that_draws_in_a_row_lets_others_run_and_hands_b
             assert ticks >= number
         task.cancel()
         assert len(service.asked(Sample)) < 12
-        await asyncio.to_thread(service.wait_for, lambda: service.broker.state.run.store.open_leases == 0)
         assert (await client.get_stats())["sampled_chunks"] == 5 * 41
+        assert service.open_leases == 0
+
+
+async def test_what_an_asyncio_client_keeps_for_later_goes_back_as_well(service: Service) -> None:
+    async with AsyncClient(service.endpoint) as client:
+        for _ in range(4):
+            await client.sample_batch(5, 3)
+        await asyncio.to_thread(service.wait_for, lambda: service.broker.state.run.store.open_leases == 0)
 
 
 def test_a_generation_published_meanwhile_is_drawn_from_at_once(service: Service) -> None:
