@@ -94,7 +94,10 @@ class GatherProgram:
                     steps = self._steps_of(plan, begins)
                 flat.take(steps, axis=0, out=target, mode="clip")
             if padding is not None:
-                target[padding] = self._pads[path]
+                if target.flags.c_contiguous:
+                    target.reshape(len(plan) * plan.length, *flat.shape[1:])[padding] = self._pads[path]
+                else:
+                    target[np.divmod(padding, plan.length)] = self._pads[path]
 
     def _windows_of(self, length: int) -> dict[Path, NDArray[np.void]]:
         """Each narrow field as ``[rows * steps - length + 1]`` overlapping windows; one begins at every step."""
@@ -112,8 +115,8 @@ class GatherProgram:
         return windows
 
     @staticmethod
-    def _padding(plan: WindowPlan, mask: NDArray[np.bool_] | None) -> tuple[NDArray[np.intp], ...] | None:
-        """Where the windows of contexts hold no real step; writes ``mask`` as well, where one is wanted."""
+    def _padding(plan: WindowPlan, mask: NDArray[np.bool_] | None) -> NDArray[np.intp] | None:
+        """Which of all steps, window after window, are no real ones; writes ``mask`` as well, where one is wanted."""
         if plan.first is None or plan.last is None:
             return None
         steps = plan.starts[:, None] + np.arange(plan.length, dtype=np.int32)
@@ -121,7 +124,7 @@ class GatherProgram:
         if mask is not None:
             mask[...] = real
             mask[:, : plan.history - 1] = False
-        return None if real.all() else np.nonzero(~real)
+        return None if real.all() else np.flatnonzero(~real)
 
     @staticmethod
     def _steps_of(plan: WindowPlan, begins: NDArray[np.intp]) -> NDArray[np.intp]:

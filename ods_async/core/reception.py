@@ -85,7 +85,7 @@ class Reception:
             self.sampling.release(request, asked.peer.identity)
             return
         if type(request) is Cancel:
-            self._cancel(asked.peer)
+            self._cancel(asked.peer, request)
             return
         self.sampling.heard(asked.peer.identity)
         try:
@@ -175,8 +175,8 @@ class Reception:
         self._need_ready("check_health")
         self._reply(asked, Done())
 
-    def _cancel(self, peer: Peer) -> None:
-        self.sampling.cancelled(peer.identity)
+    def _cancel(self, peer: Peer, cancel: Cancel) -> None:
+        self.sampling.cancelled(peer.identity, cancel.request_id)
         for parked in self.run.parking.take(lambda entry: entry.peer.identity == peer.identity):
             error = RequestTimeoutError("cancelled by its asker", operation="cancel", timeout=0.0, missing="")
             self.run.refuse(parked.peer, parked.request_id, error)

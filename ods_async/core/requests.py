@@ -199,7 +199,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Notice without an answer: whatever this peer still has parked is no longer wanted."""
+    """Notice without an answer: whatever this peer still has parked is no longer wanted.
+
+    ``request_id`` is the request that was given up before its answer was seen; 0: the last one that arrived.
+    """
+
+    request_id: int = 0
 
 
 Request = (

@@ -32,6 +32,7 @@ AMPLE_BATCHES = 64
 class _Unheard(NamedTuple):
     """What a session got with an answer that it may still say it never heard, until its deadline."""
 
+    request_id: int
     leases: tuple[int, ...]
     receipt: Receipt | None
     until: float
@@ -52,7 +53,7 @@ class SamplingDesk:
         self._run = run
         self._booked: dict[int, Receipt] = {}  # lease -> receipt of the budget
         self._spares: dict[int, int] = {}  # lease of a spare plan -> its windows, which count once they were used
-        self._frames: dict[int, bytes] = {}  # lease of a frame being gathered -> its session
+        self._frames: dict[int, tuple[bytes, int]] = {}  # lease of a frame being gathered -> its session and request
         self._fates: dict[int, bool] = {}  # frames still being gathered: whether their asker has heard all it will
         self._unheard: dict[bytes, _Unheard] = {}  # session -> what its newest answer gave it
         self._sent: dict[int, _Sent] = {}  # lease of a frame that left, in order of deadline
@@ -133,20 +134,23 @@ class SamplingDesk:
         self._unheard.pop(session, None)
         self._decide(session, heard=True)
 
-    def cancelled(self, session: bytes) -> None:
-        """The session gave up before its last answer came: nobody has that batch, and nobody ever will."""
+    def cancelled(self, session: bytes, request_id: int = 0) -> None:
+        """The session gave ``request_id`` up (0: its last request) before the answer came: nobody ever has that batch.
+
+        Who gives up another request, one that never arrived here, has been given the answer before that.
+        """
         unheard = self._unheard.pop(session, None)
         # Of a batch that is still being copied, nobody will hear either.
-        self._decide(session, heard=False)
-        if unheard is not None:
+        self._decide(session, heard=False, request_id=request_id)
+        if unheard is not None and request_id in (0, unheard.request_id):
             self.release(Release((), unheard.leases), session)
             if unheard.receipt is not None:
                 self._run.budget.refund(unheard.receipt)
 
-    def _decide(self, session: bytes, *, heard: bool) -> None:
-        for lease_id, asker in self._frames.items():
+    def _decide(self, session: bytes, *, heard: bool, request_id: int = 0) -> None:
+        for lease_id, (asker, asked) in self._frames.items():
             if asker == session:
-                self._fates.setdefault(lease_id, heard)
+                self._fates.setdefault(lease_id, heard or request_id not in (0, asked))
 
     def lost(self, answer: object, session: bytes) -> None:
         """An answer could not be sent: nobody has it, so its leases end and the budget gets its windows back."""
@@ -155,7 +159,7 @@ class SamplingDesk:
 
     def gathered(self, lease_id: int, error: str) -> None:
         """A frame left (or did not, for the reason in ``error``)."""
-        session = self._frames.pop(lease_id, None)
+        session, request_id = self._frames.pop(lease_id, (None, 0))
         if session is not None:
             lease = (lease_id,)
             heard = self._fates.pop(lease_id, None)
@@ -164,7 +168,7 @@ class SamplingDesk:
             self.release(Release((), lease) if undelivered else Release(lease, ()), session)
             until = self._run.now.seconds + self._run.settings.lease_seconds
             if not undelivered and heard is None:
-                self._unheard[session] = _Unheard((), receipt, until)
+                self._unheard[session] = _Unheard(request_id, (), receipt, until)
             if not undelivered and receipt is not None:
                 self._sent[lease_id] = _Sent(session, receipt, until)
 
@@ -202,11 +206,12 @@ class SamplingDesk:
         plans = self._plans(sample, peer.identity, self._room_for_spares(sample, open_leases))
         language = run.language.sizes
         if sample.frame:
-            self._frames[plans[0].lease_id] = peer.identity
+            self._frames[plans[0].lease_id] = peer.identity, request_id
             run.do(GatherFrame(peer, request_id, plans[0], language))
         else:
             leases = tuple(plan.lease_id for plan in plans)
-            self._unheard[peer.identity] = _Unheard(leases, None, run.now.seconds + run.settings.lease_seconds)
+            until = run.now.seconds + run.settings.lease_seconds
+            self._unheard[peer.identity] = _Unheard(request_id, leases, None, until)
             run.answer(peer, request_id, Plans(tuple(plans), language, run.edition))
 
     def _room_for_spares(self, sample: Sample, open_leases: int) -> int:

@@ -223,7 +223,7 @@ class AsyncLane(_Line):
         except BaseException:
             notice = self._asker.give_up()
             if notice is None and _has_result(waiter):  # cancelled after the answer came, before anybody saw it
-                notice = self._asker.tell(Cancel())
+                notice = self._asker.unseen()
             if notice is not None and not self.lost and not self._channel.closed:
                 self._pump.send([notice])
             raise

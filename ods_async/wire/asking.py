@@ -74,6 +74,7 @@ class Asker:
         self._next_id = first_id
         self._limits: Limits = LIMITS  # until the broker has told its own
         self._pending: _Pending | None = None
+        self._last_id = 0
 
     @property
     def waiting(self) -> bool:
@@ -104,6 +105,7 @@ class Asker:
             )
         request_id = self._number()
         data = encode_request(request_id, timeout, request, self._limits)
+        self._last_id = request_id
         self._pending = _Pending(request_id, _name(request), timeout, deadline)
         return data
 
@@ -152,7 +154,11 @@ class Asker:
 
     def give_up(self) -> bytes | None:
         """The notice that the request is no longer wanted, or None when none is waited for."""
-        return None if self._pending is None else self.tell(Cancel())
+        return None if self._pending is None else self.unseen()
+
+    def unseen(self) -> bytes:
+        """The notice that nobody has seen the answer to the last request, whether it came or not."""
+        return self.tell(Cancel(self._last_id))
 
     def overdue(self) -> RequestTimeoutError:
         """The error for an asker whose patience is over."""

@@ -80,7 +80,7 @@ def test_a_frame_still_being_copied_is_given_back_only_if_its_asker_gave_up_b37(
     sampling = broker.state.sampling
     plan = broker.get(Sample(5, 3)).plans[0]
     sampling.heard(b"c0")
-    sampling._frames[plan.lease_id] = b"c0"  # as if a thread were still at it
+    sampling._frames[plan.lease_id] = b"c0", 0  # as if a thread were still at it
     if given_up:
         broker.ask(Cancel())
         assert delivered(broker) == 5
@@ -119,3 +119,23 @@ def test_a_frame_said_to_be_delivered_or_too_old_stays_paid_for_b37(broker: InMe
     broker.ask(Release((), (second,)))
     assert delivered(broker) == 5
     assert not broker.state.sampling._sent
+
+
+@pytest.mark.parametrize("frame", [False, True])
+def test_giving_up_a_question_that_never_arrived_leaves_the_one_before_paid_for_b37(
+    broker: InMemoryBroker, frame: bool
+) -> None:
+    """The network lost the later question and not the notice: what the earlier one brought was delivered."""
+    number = broker.ask(Sample(5, 3, frame=frame))
+    assert delivered(broker) == 5
+    broker.ask(Cancel(number + 7))
+    assert delivered(broker) == 5
+    broker.ask(Cancel(number))
+    assert delivered(broker) == 5, "too late: its asker has gone on since"
+
+
+@pytest.mark.parametrize("frame", [False, True])
+def test_giving_up_the_very_question_gives_its_windows_back_b37(broker: InMemoryBroker, frame: bool) -> None:
+    number = broker.ask(Sample(5, 3, frame=frame))
+    broker.ask(Cancel(number))
+    assert delivered(broker) == 0

@@ -189,8 +189,8 @@ def deadlines_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 @planted("answer")
 def who_cancels_gets_no_answer(patch: pytest.MonkeyPatch) -> None:
-    def cancel(original: Any, desk: Any, peer: Any) -> None:
-        desk.sampling.cancelled(peer.identity)
+    def cancel(original: Any, desk: Any, peer: Any, notice: Any) -> None:
+        desk.sampling.cancelled(peer.identity, notice.request_id)
         desk.run.parking.take(lambda entry: entry.peer.identity == peer.identity)
 
     instead(patch, Reception, "_cancel", cancel)

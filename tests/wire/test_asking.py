@@ -55,10 +55,10 @@ def test_the_answer_to_an_older_question_is_dropped() -> None:
 def test_giving_up_tells_the_broker_and_only_when_something_is_waited_for() -> None:
     asker = Asker()
     assert asker.give_up() is None
-    asked(asker, WaitReady())
+    number = asked(asker, WaitReady())
     notice = asker.give_up()
     assert notice is not None
-    assert decode_request(notice)[2] == Cancel()
+    assert decode_request(notice)[2] == Cancel(number)
     assert asker.give_up() is None
 
 

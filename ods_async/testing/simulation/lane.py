@@ -253,7 +253,7 @@ class Driver:
     def _give_up(self) -> None:
         lane = self._lane
         if lane is not None and lane.waiting is not None and not lane.lost:
-            lane.tell(Cancel(), self._on_answer)
+            lane.tell(Cancel(lane.waiting), self._on_answer)
 
     def _lost(self, link: Connection) -> None:
         lane = self._lane

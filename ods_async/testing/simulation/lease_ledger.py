@@ -34,6 +34,7 @@ INVARIANTS = {
 class Unheard:
     """What a session got with its newest answer, and may still say it never heard."""
 
+    request_id: int
     leases: tuple[int, ...]
     windows: Counter[int]
     until: float
@@ -44,6 +45,7 @@ class Held:
     """An open lease."""
 
     identity: bytes
+    request_id: int
     rows: frozenset[int]
     deadline: float
     windows: Counter[int]  # by episode id
@@ -74,7 +76,7 @@ class LeaseLedger:
         """Raise a :class:`Violation`."""
         raise Violation(invariant, text)
 
-    def _lease(self, plan: Plan, identity: bytes, deadline: float) -> None:
+    def _lease(self, plan: Plan, identity: bytes, request_id: int, deadline: float) -> None:
         rows = np.frombuffer(plan.rows, "<i4").tolist()
         windows: Counter[int] = Counter()
         for row, count in Counter(rows).items():
@@ -85,7 +87,7 @@ class LeaseLedger:
             windows[episode_id] = count
         if plan.lease_id in self.leases:
             self.fail("lease", f"lease {plan.lease_id} was given out twice")
-        self.leases[plan.lease_id] = Held(identity, frozenset(rows), deadline, windows)
+        self.leases[plan.lease_id] = Held(identity, request_id, frozenset(rows), deadline, windows)
         for episode_id, count in windows.items():
             if self.settings.episode_sample_budget is not None:
                 self.remaining[episode_id] -= count
@@ -105,11 +107,16 @@ class LeaseLedger:
         if held is not None and refund:
             self._refund(held.windows)
 
-    def _cancelled(self, identity: bytes) -> None:
-        """A session gave up before it read its newest answer, so nobody has what that gave."""
-        self._decide(identity, heard=False)
+    def _cancelled(self, identity: bytes, request_id: int) -> None:
+        """A session gave that request up before it read its answer, so nobody has what that gave.
+
+        An answer to another request was read before.
+        """
+        for held in self.leases.values():
+            if held.identity == identity and held.deadline == float("inf") and held.heard is None:
+                held.heard = held.request_id != request_id
         unheard = self._unheard.pop(identity, None)
-        if unheard is not None:
+        if unheard is not None and unheard.request_id == request_id:
             self._release(unheard.leases, identity, refund=True)
             self._refund(unheard.windows)
 

@@ -106,7 +106,7 @@ class RunLedger(LeaseLedger):
         self._was_alive = self.state.run.alive
         if isinstance(stimulus, AskedFor):
             if isinstance(stimulus.request, Cancel):
-                self._cancelled(stimulus.peer.identity)
+                self._cancelled(stimulus.peer.identity, stimulus.request.request_id)
             elif not isinstance(stimulus.request, Release):
                 self.open[stimulus.peer.envelope[0]] = stimulus
                 self._unheard.pop(stimulus.peer.identity, None)
@@ -126,7 +126,9 @@ class RunLedger(LeaseLedger):
             given_up = held is not None and held.heard is False
             self._end(stimulus.lease_id, refund=given_up or bool(stimulus.error))
             if held is not None and held.heard is None and not stimulus.error:
-                self._unheard[held.identity] = Unheard((), held.windows, now + self.settings.lease_seconds)
+                self._unheard[held.identity] = Unheard(
+                    held.request_id, (), held.windows, now + self.settings.lease_seconds
+                )
         elif isinstance(stimulus, AnswerLost):
             if isinstance(stimulus.answer, Plans):
                 for plan in stimulus.answer.plans:
@@ -163,14 +165,14 @@ class RunLedger(LeaseLedger):
             if isinstance(effect.answer, Plans):
                 deadline = self.world.seconds + self.settings.lease_seconds
                 for plan in effect.answer.plans:
-                    self._lease(plan, effect.peer.identity, deadline)
+                    self._lease(plan, effect.peer.identity, effect.request_id, deadline)
                 leases = tuple(plan.lease_id for plan in effect.answer.plans)
-                self._unheard[effect.peer.identity] = Unheard(leases, Counter(), deadline)
+                self._unheard[effect.peer.identity] = Unheard(effect.request_id, leases, Counter(), deadline)
         elif isinstance(effect, RefuseRequest):
             self._answered(effect.peer.envelope[0], effect)
         elif isinstance(effect, GatherFrame):
             self._gathering.add(effect.peer.envelope[0])
-            self._lease(effect.plan, effect.peer.identity, float("inf"))
+            self._lease(effect.plan, effect.peer.identity, effect.request_id, float("inf"))
         elif isinstance(effect, PushTicket):
             ticket = effect.ticket
             self.units[ticket.ticket_id] = (ticket.generation, ticket.rollout)
