@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import pickle
 import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -90,6 +92,41 @@ def test_c45_garbled_answers_end_every_call_and_the_next_good_one_is_taken(liar:
         else:
             raise AssertionError("the client does not recover from garbage")
     assert failed > 10
+
+
+class Trap:
+    """Leaves a mark when a pickle of it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.marker,)
+
+
+def test_c45_pickles_from_a_false_broker_are_never_loaded(liar: tuple[Liar, Client], tmp_path: Path) -> None:
+    """As the answer, beside it as its payload, inside an extension type, and as the words of an error."""
+    service, client = liar
+    marker = tmp_path / "ran"
+    trap = pickle.dumps(Trap(marker))
+    pickle.loads(trap)
+    assert marker.exists(), "the trap does not work: this test proves nothing"
+    marker.unlink()
+    words = trap.decode("latin-1")
+
+    def extended(data: bytes) -> list[bytes]:
+        protocol, number, *_ = msgpack.unpackb(data)
+        return [msgpack.packb([protocol, number, "Done", [msgpack.ExtType(5, trap)]])]
+
+    client.sample_batch(4, 3)
+    for garble in (lambda _: [trap], lambda data: [data, trap], extended):
+        service.garble = garble
+        assert isinstance(ended_in_time(lambda: client.sample_batch(4, 3, timeout=0.3)), OdsError)
+        service.garble = None
+        assert tuple(client.sample_batch(4, 3).batch_size) == (4, 3)
+    service.lie = lambda answer: OdsError(words)
+    assert isinstance(ended_in_time(lambda: client.get_stats(timeout=0.3)), OdsError)
+    assert not marker.exists()
 
 
 def changed(cls: type[Any], **changes: Any) -> Callable[[Any], Any]:
