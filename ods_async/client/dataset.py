@@ -17,12 +17,12 @@ from torch.utils.data import IterableDataset
 from ods_async.client.chunk_sizes import ChunkSizeSampler, bad_argument, checked_count
 from ods_async.client.core import DEFAULT_TIMEOUT, ClientCore
 from ods_async.client.link import checked_data_path
-from ods_async.client.loader import for_home, pass_through, stack, suit_loader
+from ods_async.client.loader import end_with_training, for_home, pass_through, stack, suit_loader
 from ods_async.client.streams import Epochs, Place, distributed_rank, here, stream_of
 from ods_async.client.sync import Client
 from ods_async.core.sample_rules import CONTEXT_MODES
 from ods_async.core.windows import MODES
-from ods_async.errors import ArgumentError, ClosedError, OdsError, RequestTimeoutError
+from ods_async.errors import ArgumentError, OdsError, RequestTimeoutError
 from ods_async.transport.allocator import keep_big_blocks
 from ods_async.transport.curve import CurveKeys
 from ods_async.transport.endpoint import parse_address
@@ -151,6 +151,8 @@ class OnlineDataset(IterableDataset[Any]):
         place = here()
         if place.inside:
             keep_big_blocks()  # the process does nothing but this
+            if (parent := parent_process()) is not None and parent.pid is not None:
+                end_with_training(parent.pid)
         epoch = 0 if self._epochs is None else self._epochs.begin(place.worker)
         return DatasetIterator(self, place, stream_of(self.seed, self.rank, place.worker, epoch))
 
@@ -305,7 +307,7 @@ class DatasetIterator(Iterator[Any]):
                         missing=missing,
                     ) from None
             if (parent := parent_process()) is not None and not parent.is_alive():
-                raise ClosedError("the process that started this DataLoader worker has ended", what="training process")
+                raise SystemExit(1)  # an error would be kept for a process that is gone; torch looks every 5 s only
 
     def _sample(self, client: Client, steps: int | None, seed: int | None, timeout: float | None) -> TensorDict:
         dataset = self._dataset

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import functools
+import os
+import select
+import threading
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -14,7 +18,7 @@ from torch.utils.data import default_collate, default_convert, get_worker_info
 
 from ods_async.errors import ArgumentError, OdsError
 
-__all__ = ["for_home", "pass_through", "stack", "suit_loader"]
+__all__ = ["end_with_training", "for_home", "pass_through", "stack", "suit_loader"]
 
 
 def stack(items: Sequence[Any]) -> Any:
@@ -78,6 +82,27 @@ def _convert(item: Any) -> Any:
 
 def _collate(items: list[Any]) -> Any:
     return stack(items) if all(isinstance(item, TensorDictBase) for item in items) else default_collate(items)
+
+
+@functools.cache
+def end_with_training(pid: int) -> None:
+    """End this process, a DataLoader's worker, as soon as process ``pid``, which trains, has ended.
+
+    Torch's own watch looks every five seconds, and at its parent's number only: a worker that began to look after its
+    parent was killed waits for ever, and keeps the pipes open by which its elder siblings would notice.
+    """
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:  # a kernel without it: waiting in small pieces is what remains
+        return
+
+    def watch() -> None:
+        select.select([watched], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="ods-training-watch", daemon=True).start()
 
 
 # A DataLoader's worker sends home the type of an error and its traceback as text, nothing else, and the other side
