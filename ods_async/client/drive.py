@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from ods_async.client.exchange import Ask, Step, Talk
+from ods_async.client.exchange import LARGE_BYTES, Ask, Step, Talk
 from ods_async.transport.lane import AsyncLane, Lane
 
-__all__ = ["LARGE_BYTES", "drive", "drive_async"]
+__all__ = ["drive", "drive_async"]
 
 A = TypeVar("A")
-
-LARGE_BYTES: Final = 1_000_000  # copying more than this would hold up an asyncio loop for too long
 
 
 def drive(talk: Talk[A], lane: Lane, deadline: float) -> A:

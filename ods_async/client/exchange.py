@@ -46,14 +46,14 @@ from ods_async.errors import (
 from ods_async.wire.asking import Answered
 from ods_async.wire.messages import PROTOCOL
 
-__all__ = ["Ask", "Do", "Exchange", "Known", "Memory", "Step", "Talk"]
+__all__ = ["LARGE_BYTES", "Ask", "Do", "Exchange", "Known", "Memory", "Step", "Talk"]
 
 A = TypeVar("A")
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 
 
-SMALL_BYTES: Final = 1_000_000
+LARGE_BYTES: Final = 1_000_000  # copying more than this takes long: it is done in a thread beside an asyncio loop
 FEW_SPARES: Final = 3  # of larger batches: copying takes longer than asking, and their rows are held meanwhile
 
 
@@ -415,8 +415,8 @@ class Exchange(Generic[B]):
         """How many plans may be kept for later: none where the buffer's edition cannot be seen."""
         if wanted.seed is not None or memory.edition is None:
             return 0
-        small = memory.nbytes(wanted.batch_size, wanted.length, wanted.history) <= SMALL_BYTES
-        return MOST_SPARES if small else FEW_SPARES
+        large = memory.nbytes(wanted.batch_size, wanted.length, wanted.history) > LARGE_BYTES
+        return FEW_SPARES if large else MOST_SPARES
 
     # --- language ---------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ import numpy as np
 from tensordict import TensorDict
 
 from ods_async.client.core import StreamPlan
-from ods_async.client.drive import LARGE_BYTES, drive
+from ods_async.client.drive import drive
 from ods_async.client.errand import Errand
-from ods_async.client.exchange import Exchange
+from ods_async.client.exchange import LARGE_BYTES, Exchange
 from ods_async.client.session import Session
 from ods_async.errors import ClosedError
 from ods_async.transport.lane import Lane
