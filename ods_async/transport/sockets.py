@@ -16,7 +16,7 @@ import zmq
 from ods_async.core.stimuli import Peer
 from ods_async.errors import ClosedError, EndpointError, EndpointInUseError, ProtocolError
 from ods_async.transport.claims import IpcClaim, claim_ipc
-from ods_async.transport.endpoint import Endpoint, parse_endpoint, resolve_for_bind
+from ods_async.transport.endpoint import Endpoint, is_loopback, parse_endpoint, resolve_for_bind
 from ods_async.transport.hub import Hub, abandon, open_channel_count, process_id
 from ods_async.transport.options import (
     NOBLOCK,
@@ -26,6 +26,7 @@ from ods_async.transport.options import (
     ChannelKind,
     ChannelOptions,
     apply_keys,
+    apply_nearness,
     apply_options,
     attach_monitor,
     can_read,
@@ -309,9 +310,13 @@ def _attach(channel: Channel, bound: Sequence[Endpoint], dialled: Sequence[Endpo
 
     def attach(scheme: str) -> None:
         for index, (endpoint, binding) in enumerate(everything):
-            if endpoint.scheme == scheme and binding:
+            if endpoint.scheme != scheme:
+                continue
+            if scheme == "tcp":
+                apply_nearness(channel._socket, loopback=is_loopback(endpoint))
+            if binding:
                 real[index] = _bind(channel, endpoint)
-            elif endpoint.scheme == scheme:
+            else:
                 channel._socket.connect(str(endpoint))
 
     attach("ipc")  # guarded by the rights of its file; keys count for all that is attached once they are set
