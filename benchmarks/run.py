@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ from ods_async.core.requests import GetStats, Stats, WaitReady  # noqa: E402
 from ods_async.testing.peers import RawConsumer  # noqa: E402
 
 AHEAD = 8
+_RAW = (("batches_s", "rate"), ("gb_s", "gb_s"))
 Row = dict[str, Any]
 
 
@@ -68,11 +70,20 @@ class Bench:
     # --- measuring --------------------------------------------------------------------------------------------------
 
     def measure(
-        self, cases: dict[str, tuple[list[Child], dict[str, Any]]], prepare: dict[str, Any] | None = None
+        self,
+        cases: dict[str, tuple[list[Child], dict[str, Any]]],
+        prepare: dict[str, Any] | None = None,
+        beside: dict[str, Callable[[], dict[str, Any]]] | None = None,
     ) -> None:
-        """Measure cases in turn. Each: name -> (consumers that draw at the same time, what they do)."""
+        """Measure cases in turn. Each: name -> (consumers that draw at the same time, what they do).
+
+        ``beside`` are figures of the machine itself that cases are compared with: taken in the same rounds.
+        """
         found: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in cases}
+        bare: dict[str, list[dict[str, Any]]] = {name: [] for name in beside or {}}
         for _ in range(self.repeats):
+            for name, take in (beside or {}).items():
+                bare[name].append(take())
             for name, (consumers, case) in cases.items():
                 if prepare is not None and name in prepare:
                     prepare[name]()
@@ -81,6 +92,12 @@ class Bench:
                 found[name].append([consumer.answer() for consumer in consumers])
         for name, (consumers, case) in cases.items():
             self._row(name, len(consumers), case, found[name])
+        for name, rates in bare.items():
+            self.add_raw(name, rates)
+
+    def add_raw(self, name: str, found: list[dict[str, Any]]) -> None:
+        """Keep what the machine itself can do."""
+        self.add({"name": name, **{what: spread([each[key] for each in found]) for what, key in _RAW}})
 
     def _row(self, name: str, consumers: int, case: dict[str, Any], rounds: list[list[dict[str, Any]]]) -> None:
         nbytes = WORKLOADS[case["workload"]].layout.nbytes
@@ -168,34 +185,38 @@ def line(row: Row) -> str:
 
 
 def raw(bench: Bench) -> None:
-    """What the machine can do."""
-    sizes = {name: WORKLOADS[name].layout.nbytes for name in ("S", "I", "V")}
+    """What the machine can do beside what the other groups compare themselves with."""
+    size = WORKLOADS["S"].layout.nbytes
     with Child("raw", keep=True) as child:
-        for name, nbytes in sizes.items():
-            found = [child.ask("memcpy", nbytes=nbytes, seconds=bench.seconds) for _ in range(bench.repeats)]
-            add_raw(bench, f"memcpy {name}", found)
-    for keep in (True, False):
-        for name in ("I", "V") if keep else ("I",):
-            for scheme in ("ipc", "tcp"):
-                with Child("raw", keep=keep) as server, Child("raw", keep=keep) as asker:
-                    where = f"ipc://{bench.folder}/raw-{name}-{keep}" if scheme == "ipc" else "tcp://127.0.0.1:*"
-                    answering, pushing = server.ask("listen", endpoint=where, nbytes=sizes[name]).split()
-                    for kind, endpoint in (("ask", answering), ("pull", pushing)):
-                        found = [
-                            asker.ask(kind, endpoint=endpoint, seconds=bench.seconds) for _ in range(bench.repeats)
-                        ]
-                        kept = "" if keep else ", plain malloc"
-                        add_raw(bench, f"raw zmq {scheme} {kind} {name}{kept}", found)
+        bench.add_raw(
+            "memcpy S", [child.ask("memcpy", nbytes=size, seconds=bench.seconds) for _ in range(bench.repeats)]
+        )
+    with frames(bench, "I", keep=False) as bare:
+        for name, take in bare.items():
+            bench.add_raw(f"{name}, plain malloc", [take() for _ in range(bench.repeats)])
 
 
-def add_raw(bench: Bench, name: str, found: list[dict[str, Any]]) -> None:
-    bench.add(
-        {
-            "name": name,
-            "batches_s": spread([each["rate"] for each in found]),
-            "gb_s": spread([each["gb_s"] for each in found]),
-        }
-    )
+@contextlib.contextmanager
+def frames(bench: Bench, workload: str, keep: bool = True) -> Iterator[dict[str, Callable[[], dict[str, Any]]]]:
+    """Bare ZeroMQ frames of a batch's size, between two processes: name -> takes one round."""
+    nbytes, found = WORKLOADS[workload].layout.nbytes, {}
+    with contextlib.ExitStack() as stack:
+        asker = stack.enter_context(Child("raw", keep=keep))
+        for scheme in ("ipc", "tcp"):
+            server = stack.enter_context(Child("raw", keep=keep))
+            where = f"ipc://{bench.folder}/raw-{workload}-{keep}" if scheme == "ipc" else "tcp://127.0.0.1:*"
+            addresses = server.ask("listen", endpoint=where, nbytes=nbytes).split()
+            for kind, endpoint in zip(("ask", "pull"), addresses, strict=True):
+                found[f"raw zmq {scheme} {kind} {workload}"] = functools.partial(
+                    asker.ask, kind, endpoint=endpoint, seconds=bench.seconds
+                )
+        yield found
+
+
+def memcpy(bench: Bench, stack: contextlib.ExitStack, workload: str) -> dict[str, Callable[[], dict[str, Any]]]:
+    """memcpy of a batch's size: name -> takes one round."""
+    child, nbytes = stack.enter_context(Child("raw", keep=True)), WORKLOADS[workload].layout.nbytes
+    return {f"memcpy {workload}": functools.partial(child.ask, "memcpy", nbytes=nbytes, seconds=bench.seconds)}
 
 
 def small(bench: Bench) -> None:
@@ -238,14 +259,16 @@ def image(bench: Bench) -> None:
     with bench.consumers(1) as stack, bench.consumers(1, keep=False) as plain, bench.service("I") as service:
         who, unkept = stack.consumers, plain.consumers  # type: ignore[attr-defined]
         clients = ["blocking", "asyncio", "prefetch", "asyncio_prefetch"]
-        bench.measure({f"I {client}": (who, service.case(client)) for client in clients})
+        beside = memcpy(bench, stack, "I")
+        bench.measure({f"I {client}": (who, service.case(client)) for client in clients}, beside=beside)
         cases = {
             f"I {path} {client}": (who, service.case(client, path))
             for path in ("ipc", "tcp")
             for client in ("blocking", "prefetch")
         }
         cases["I tcp blocking, plain malloc"] = (unkept, service.case("blocking", "tcp"))
-        bench.measure(cases)
+        with frames(bench, "I") as bare:
+            bench.measure(cases, beside=bare)
         loaders(bench, service, who)
         bench.memory("broker I", service.broker)
         bench.memory("worker I", service.worker)
@@ -257,13 +280,11 @@ def cameras(bench: Bench) -> None:
     """Workload V."""
     with bench.consumers(1) as stack, bench.service("V") as service:
         who = stack.consumers  # type: ignore[attr-defined]
-        cases = {f"V {client}": (who, service.case(client)) for client in ("blocking", "prefetch")}
-        cases |= {
-            f"V {path} {kind}": (who, service.case(kind, path))
-            for path in ("ipc", "tcp")
-            for kind in ("blocking", "prefetch")
-        }
-        bench.measure(cases)
+        kinds = ("blocking", "prefetch")
+        bench.measure({f"V {kind}": (who, service.case(kind)) for kind in kinds}, beside=memcpy(bench, stack, "V"))
+        cases = {f"V {path} {kind}": (who, service.case(kind, path)) for path in ("ipc", "tcp") for kind in kinds}
+        with frames(bench, "V") as bare:
+            bench.measure(cases, beside=bare)
         bench.memory("broker V", service.broker)
 
 

@@ -137,7 +137,7 @@ def apply_keys(socket: zmq.Socket[bytes], options: ChannelOptions) -> None:
 
 
 def apply_nearness(socket: zmq.Socket[bytes], *, loopback: bool) -> None:
-    """Fit the kernel's buffer to whom the tcp addresses bound or dialled next lead: to this machine alone, or to any."""
+    """Fit the kernel's buffer to whom the tcp addresses bound or dialled next lead: to this machine alone or any."""
     socket.set(zmq.SNDBUF, _LOOPBACK_SEND_BYTES if loopback else _KERNELS_MEASURE)
 
 

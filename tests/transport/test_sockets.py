@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -292,6 +293,35 @@ def test_linger_lets_the_last_messages_arrive(hub: Hub, endpoint: str) -> None:
         push.close(linger=10.0)
     thread.join(20)
     assert reader == [b"%d" % number for number in range(20)]
+
+
+def sending_buffers(port: int) -> list[int]:
+    """What the kernel keeps for each connection of this process that was accepted on ``port``, in bytes."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(descriptor.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(descriptor.name))) as other:
+                if other.family == socket.AF_INET and other.getpeername() and other.getsockname()[1] == port:
+                    found.append(other.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        except OSError:
+            continue  # closed meanwhile, or a listening one
+    return found
+
+
+def test_what_waits_to_be_sent_is_kept_small_on_loopback_and_left_to_the_kernel_elsewhere(hub: Hub) -> None:
+    most = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    with open_channel(hub, "router", bind=["tcp://0.0.0.0:0", "tcp://127.0.0.1:0"]) as router:
+        anywhere, loopback = (int(endpoint.rpartition(":")[2]) for endpoint in router.endpoints)
+        for port in (anywhere, loopback):
+            with open_channel(hub, "req", connect=[f"tcp://127.0.0.1:{port}"]) as client:
+                assert client.wait(5, write=True)
+                assert client.send([b"here"])
+                assert router.wait(5)
+                assert router.receive() is not None
+                (kept,) = sending_buffers(port)
+            assert (kept == 2 * min(450_000, most)) == (port == loopback), kept
 
 
 def test_a_busy_tcp_port_is_named(hub: Hub) -> None:
