@@ -3,6 +3,13 @@
 #   docker build --target service -t ods-async .
 #   docker build --target trainer -t ods-async-trainer .
 
+# The compiled copy needs a compiler, which the images that run do not.
+FROM python:3.11 AS build
+COPY pyproject.toml setup.py README.md LICENSE /build/
+COPY ods_async /build/ods_async
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /build
+
+
 FROM python:3.11-slim AS service
 
 # Keys and /dev/shm belong to this user; all containers that share them must run as the same one.
@@ -13,9 +20,8 @@ COPY requirements/constraints.txt /build/constraints.txt
 RUN pip install --no-cache-dir --constraint /build/constraints.txt \
     gymnasium msgpack numpy pyzmq pyyaml metaworld packaging aiohttp prometheus-client
 
-COPY pyproject.toml README.md LICENSE /build/
-COPY ods_async /build/ods_async
-RUN pip install --no-cache-dir --no-deps /build
+COPY --from=build /wheels /wheels
+RUN pip install --no-cache-dir --no-deps /wheels/*.whl
 
 USER ods
 WORKDIR /tmp

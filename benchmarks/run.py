@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.bars import BARS  # noqa: E402
 from benchmarks.children import Child  # noqa: E402
 from benchmarks.workloads import WORKLOADS  # noqa: E402
+from ods_async.core.copying import COMPILED  # noqa: E402
 from ods_async.core.requests import GetStats, Stats, WaitReady  # noqa: E402
 from ods_async.testing.peers import RawConsumer  # noqa: E402
 
@@ -468,6 +469,7 @@ def main() -> int:
         "groups": chosen,
         "took_seconds": round(time.monotonic() - begin, 1),
         "machine": before,
+        "compiled_copy": COMPILED,
         "versions": {"python": platform.python_version()}
         | {
             name: version(name)

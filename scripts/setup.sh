@@ -8,7 +8,7 @@ ods_setup() { # ods_setup EXTRAS
     return 2
   }
   local stamp
-  stamp="$("$python" --version) $(cat pyproject.toml requirements/constraints.txt | cksum)"
+  stamp="$("$python" --version) $(cat pyproject.toml setup.py ods_async/core/_copy.c requirements/constraints.txt | cksum)"
   if [ "$(cat "$venv/.ods-$extras" 2>/dev/null)" != "$stamp" ]; then
     echo "installing into $venv (once; torch is large) ..."
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || {

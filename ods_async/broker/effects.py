@@ -39,7 +39,6 @@ from ods_async.core.stimuli import (
     Stimulus,
     WriteRollout,
 )
-from ods_async.core.window_plan import WindowPlan
 from ods_async.core.write import write_rollout
 from ods_async.errors import LimitExceededError, OdsError, SharedMemoryError
 from ods_async.transport.pool import BufferPool
@@ -334,11 +333,9 @@ class EffectRunner:
             self._feed(FrameGathered(plan.lease_id, "the asker is gone or does not read"))
 
     def _gathered(self, plan: Plan, memory: BrokerMemory) -> NDArray[np.uint8]:
-        windows, stamps = WindowPlan.from_message(plan, memory.layout.rows, memory.layout.steps)
         layout = memory.batch_layout(plan.batch_size, plan.length, context=plan.history > 0)
         payload = self._pool.take(layout.nbytes)
-        memory.program.run(windows, layout.views(payload.data))
-        if not np.array_equal(memory.stamps[windows.rows], stamps):
+        if not memory.copier.copy(plan, layout, payload.data):
             raise OdsError("the batch took longer to gather than its lease lasted, and was dropped; ask again")
         return payload
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ods_async.core.gather import GatherProgram
+from ods_async.core.copying import SegmentCopier
 from ods_async.core.memory import TOKEN_BYTES, BatchLayout, SegmentHeader, SegmentLayout
 from ods_async.core.requests import BufferDescription
 from ods_async.core.schema import EpisodeSchema, Path
@@ -33,7 +33,7 @@ class BrokerMemory:
         arrays: path -> array, writable.
         stamps: int64 ``[rows]``, writable.
         edition: int64 ``[1]``, writable: the number of what can be drawn now.
-        program: gathers windows out of the arrays, in any thread.
+        copier: copies the windows of plans out of the arrays, in any thread.
         description: what consumers are told; ``segment`` is None when the memory is private.
     """
 
@@ -43,7 +43,7 @@ class BrokerMemory:
         self.stamps: NDArray[np.int64] = layout.stamps(segment.buffer)
         self.edition: NDArray[np.int64] = layout.edition(segment.buffer)
         self.description: BufferDescription = layout.describe(segment.path, token)
-        self.program = GatherProgram(self.arrays)
+        self.copier = SegmentCopier(layout, segment.buffer)
         self._segment: Segment | None = segment
         self._layouts: dict[tuple[int, int, bool], BatchLayout] = {}
 
@@ -98,7 +98,7 @@ class BrokerMemory:
         if segment is None:
             return
         self.arrays = {}
-        del self.program
+        del self.copier
         self.stamps = np.zeros(0, np.int64)
         self.edition = np.zeros(1, np.int64)
         segment.close()

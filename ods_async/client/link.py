@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from ods_async.client.batch import Landing, as_tensordict, views_of
-from ods_async.core.gather import GatherProgram
+from ods_async.core.copying import SegmentCopier
 from ods_async.core.memory import BatchLayout, SegmentLayout
 from ods_async.core.requests import Batch, BufferDescription, Plan
-from ods_async.core.schema import Path
-from ods_async.core.window_plan import WindowPlan
 from ods_async.errors import ArgumentError, OdsError, ProtocolError, SharedMemoryError
 from ods_async.transport.endpoint import is_loopback, parse_endpoint
 from ods_async.transport.pool import BufferPool
@@ -30,10 +27,9 @@ _LAYOUTS_KEPT = 64
 
 
 class _Target(NamedTuple):
-    """Memory for a batch: field by field, its narrow fields window by window, and the batch over it."""
+    """A batch whose memory is to be filled."""
 
-    views: Mapping[Path, NDArray[Any]]
-    windows: Mapping[Path, NDArray[np.void]] | None
+    memory: memoryview
     batch: TensorDict
 
 
@@ -52,18 +48,16 @@ class Link:
         self._attached = attached
         self._layouts: dict[tuple[int, int, bool], BatchLayout] = {}
         self._served: set[tuple[int, int, bool]] = set()
-        self._program: GatherProgram | None = None
-        self._stamps: NDArray[np.int64] | None = None
+        self._copier: SegmentCopier | None = None
         self._edition: NDArray[np.int64] | None = None
         if attached is not None:
-            self._program = GatherProgram(layout.arrays(attached.buffer))
-            self._stamps = layout.stamps(attached.buffer)
+            self._copier = SegmentCopier(layout, attached.buffer)
             self._edition = layout.edition(attached.buffer)
 
     @property
     def shared(self) -> bool:
         """Whether batches come out of shared memory."""
-        return self._program is not None
+        return self._copier is not None
 
     @property
     def steps(self) -> int:
@@ -99,16 +93,18 @@ class Link:
             ArgumentError: the tensors to fill do not fit the batch.
         """
         assert isinstance(landing, Landing)
-        program, stamps = self._program, self._stamps
-        if program is None or stamps is None:
+        copier = self._copier
+        if copier is None:
             raise ProtocolError("got a plan without having shared memory", reason="plan without memory")
-        windows, expected = WindowPlan.from_message(plan, self._layout.rows, self._layout.steps)
-        target = prepared
-        if not isinstance(target, _Target):
-            target = self._target(self._batch_layout(plan.batch_size, plan.length, plan.history), landing)
-            self._served.add((plan.batch_size, plan.length, plan.history > 0))
-        program.run(windows, target.views, target.windows)
-        if not np.array_equal(stamps[windows.rows], expected):
+        key = (plan.batch_size, plan.length, plan.history > 0)
+        if key not in self._served:
+            copier.check(plan)
+        layout = self._batch_layout(plan.batch_size, plan.length, plan.history)
+        if landing.out is not None:
+            return landing.out if copier.copy_into(plan, views_of(landing.out, layout)) else None
+        target = prepared if isinstance(prepared, _Target) else self._target(layout, landing)
+        self._served.add(key)
+        if not copier.copy(plan, layout, target.memory):
             return None
         return landing.deliver(target.batch)
 
@@ -133,15 +129,17 @@ class Link:
             # Torch reads misaligned memory, but not safely on every machine, and never fast.
             if all(view.flags.aligned for view in views.values()):
                 return landing.deliver(as_tensordict(views, layout.batch_size, layout.length))
+        if landing.out is not None:
+            for path, view in views_of(landing.out, layout).items():
+                np.copyto(view, layout.views(payload)[path])
+            return landing.out
         target = self._target(layout, landing)
-        for path, received in layout.views(payload).items():
-            np.copyto(target.views[path], received)
+        target.memory[: layout.nbytes] = memoryview(payload).cast("B")
         return landing.deliver(target.batch)
 
     def close(self) -> None:
         """Let go of the segment. Batches stay valid: they never point into it."""
-        self._program = None
-        self._stamps = None
+        self._copier = None
         self._edition = None
         if self._attached is not None:
             self._attached.close()
@@ -158,11 +156,8 @@ class Link:
         return layout
 
     def _target(self, layout: BatchLayout, landing: Landing) -> _Target:
-        if landing.out is not None:
-            return _Target(views_of(landing.out, layout), None, landing.out)
         memory = landing.buffer(self._pool, layout.nbytes).data
-        views = layout.views(memory)
-        return _Target(views, layout.windows(memory), as_tensordict(views, layout.batch_size, layout.length))
+        return _Target(memory, as_tensordict(layout.views(memory), layout.batch_size, layout.length))
 
 
 def checked_data_path(value: str) -> DataPath:

@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import ods_async as ods
 from ods_async.client.batch import as_tensordict
-from ods_async.core.gather import GatherProgram
+from ods_async.core.copying import SegmentCopier
+from ods_async.core.memory import BatchLayout
+from ods_async.core.requests import Plan
 from tests.e2e.windows import Facts, faults, identities
 
 Result = dict[str, Any]
@@ -140,25 +142,27 @@ async def draw(
 
 async def stop_midway(kind: str, endpoint: str, batch: int, chunk: int, facts: Result, prefetch: int = 0) -> Result:
     """Draw, and stop this very process (SIGSTOP) when half of the bytes of a batch are copied."""
-    copy = GatherProgram.run
+    copy = SegmentCopier.copy
     torn: list[list[str]] = []
     known = Facts(**facts)
 
-    def copy_and_stop(self: GatherProgram, plan: Any, out: Mapping[Any, Any], _whole: object = None) -> None:
-        GatherProgram.run = copy  # type: ignore[method-assign]
-        image = ("obs", "image")  # the large one; it comes last, in halves
-        copy(self, plan, {path: array for path, array in out.items() if path != image})
-        half = len(plan.rows) // 2
-        copy(self, _part(plan, slice(0, half)), {image: out[image][:half]})
+    def copy_and_stop(self: SegmentCopier, plan: Plan, layout: BatchLayout, memory: Any) -> bool:
+        SegmentCopier.copy = copy  # type: ignore[method-assign]
+        assert copy(self, plan, layout, memory)
         say(stopping=True)
         # To this thread: sent to the process, another thread may take it while this one copies on.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-        copy(self, _part(plan, slice(half, None)), {image: out[image][half:]})
-        torn.append(faults(as_tensordict(out, *out[image].shape[:2]), known))
+        rest = bytearray(layout.nbytes)
+        unchanged = copy(self, plan, layout, rest)
+        image, half = ("obs", "image"), plan.batch_size // 2  # the large one: half of its windows come now
+        out = layout.views(memory)
+        out[image][half:] = layout.views(rest)[image][half:]
+        torn.append(faults(as_tensordict(out, plan.batch_size, plan.length), known))
+        return unchanged
 
     async with opened(kind, endpoint, "shared_memory") as client:
         good = faults(await now(client.sample_batch(batch, chunk)), known)  # the connection stands, memory is mapped
-        GatherProgram.run = copy_and_stop  # type: ignore[method-assign]
+        SegmentCopier.copy = copy_and_stop  # type: ignore[method-assign]
         try:
             if prefetch:
                 async with following(client, batch, chunk, prefetch) as take:
@@ -166,14 +170,10 @@ async def stop_midway(kind: str, endpoint: str, batch: int, chunk: int, facts: R
             else:
                 good += faults(await now(client.sample_batch(batch, chunk)), known)
         finally:
-            GatherProgram.run = copy  # type: ignore[method-assign]
+            SegmentCopier.copy = copy  # type: ignore[method-assign]
         redrawn = client.redrawn
         good += faults(await now(client.sample_batch(batch, chunk)), known)
         return {"faults": good, "torn": torn, "redrawn": redrawn}
-
-
-def _part(plan: Any, which: slice) -> Any:
-    return type(plan)(plan.rows[which], plan.starts[which], None, None, plan.length, plan.history)
 
 
 # --- failures of others ---------------------------------------------------------------------------------------------

@@ -1,0 +1,164 @@
+"""Carrying out a plan: its windows out of a segment, into the memory of a batch, and whether they are whole.
+
+The copy is compiled where the package was installed with a C compiler at hand (``core/_copy.c``, see :data:`COMPILED`);
+elsewhere, and for tensors that a caller brings along, numpy does the same (``core/gather.py``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ods_async.core.gather import CONTEXT_PADS, GatherProgram
+from ods_async.core.memory import LOSS_MASK, BatchLayout, SegmentLayout
+from ods_async.core.requests import Plan
+from ods_async.core.window_plan import WindowPlan
+from ods_async.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from typing_extensions import Buffer
+
+    from ods_async.core.schema import FieldSpec, Path
+
+__all__ = ["COMPILED", "SegmentCopier"]
+
+
+def _compiled() -> Callable[..., bool] | None:
+    if sys.byteorder != "little":  # a plan's numbers are little-endian
+        return None
+    try:
+        module = importlib.import_module("ods_async.core._copy")
+    except ImportError:
+        return None
+    copy_windows: Callable[..., bool] = module.copy_windows
+    return copy_windows
+
+
+_copy_windows: Final = _compiled()
+COMPILED: Final = _copy_windows is not None
+"""Whether the compiled copy is there."""
+
+_TABLES_KEPT: Final = 64
+
+
+class SegmentCopier:
+    """Copies the windows of plans out of one segment; made once, used by any number of threads.
+
+    Args:
+        layout: where everything lies in the segment.
+        buffer: the segment's memory; it must stay mapped as long as this lives.
+        compiled: False to do without the compiled copy.
+
+    Attributes:
+        program: the same copy by numpy, into arrays.
+        stamps: int64 ``[rows]``, of the segment.
+    """
+
+    def __init__(self, layout: SegmentLayout, buffer: Buffer, *, compiled: bool = COMPILED) -> None:
+        self._layout = layout
+        self._buffer = buffer
+        self._copy = _copy_windows if compiled else None
+        self._tables: dict[int, tuple[BatchLayout, tuple[bytes, int] | None]] = {}
+        self.program = GatherProgram(layout.arrays(buffer))
+        self.stamps: NDArray[np.int64] = layout.stamps(buffer)
+
+    def check(self, plan: Plan) -> None:
+        """See that a received plan fits the segment, before memory is made for it.
+
+        Raises:
+            ProtocolError: it does not.
+        """
+        WindowPlan.from_message(plan, self._layout.rows, self._layout.steps)
+
+    def copy(self, plan: Plan, batch: BatchLayout, memory: Buffer) -> bool:
+        """Copy the windows of ``plan`` into ``memory``, which is laid out as ``batch``: every field of it.
+
+        Returns:
+            False when a row was written meanwhile, so that the windows may be torn.
+
+        Raises:
+            ProtocolError: the plan does not fit the segment, or not the batch.
+        """
+        if (plan.batch_size, plan.length) != (batch.batch_size, batch.length):
+            raise _misfit(plan, f"memory for {batch.batch_size} windows of {batch.length} steps")
+        table = None if self._copy is None else self._table(batch)
+        if table is None:
+            return self.copy_into(plan, batch.views(memory), batch.windows(memory))
+        assert self._copy is not None
+        fields, mask = table
+        layout = self._layout
+        try:
+            return self._copy(
+                self._buffer,
+                memory,
+                fields,
+                plan.rows,
+                plan.starts,
+                plan.first,
+                plan.last,
+                plan.stamps,
+                layout.rows,
+                layout.steps,
+                plan.length,
+                plan.history,
+                mask,
+                layout.stamps_offset,
+            )
+        except ValueError as error:
+            self.check(plan)  # says it in more words
+            raise _misfit(plan, str(error)) from error
+
+    def copy_into(
+        self, plan: Plan, out: Mapping[Path, NDArray[Any]], whole: Mapping[Path, NDArray[np.void]] | None = None
+    ) -> bool:
+        """As :meth:`copy`, by numpy, into arrays wherever they lie; see :meth:`GatherProgram.run`."""
+        windows, expected = WindowPlan.from_message(plan, self._layout.rows, self._layout.steps)
+        self.program.run(windows, out, whole)
+        return np.array_equal(self.stamps[windows.rows], expected)
+
+    def _table(self, batch: BatchLayout) -> tuple[bytes, int] | None:
+        """Where each field comes from and goes to, and the offset of the mask; None if numpy has to do it."""
+        known = self._tables.get(id(batch))  # by identity: a layout's hash is that of all its fields
+        if known is None or known[0] is not batch:
+            if len(self._tables) >= _TABLES_KEPT:
+                self._tables = {}
+            known = self._tables[id(batch)] = batch, self._made(batch)
+        return known[1]
+
+    def _made(self, batch: BatchLayout) -> tuple[bytes, int] | None:
+        places = {
+            field.path: (field, offset) for field, offset in zip(self._layout.schema, self._layout.offsets, strict=True)
+        }
+        entries, mask = [], -1
+        for field, target in zip(batch.fields, batch.offsets, strict=True):
+            if field.path not in places:
+                if field != LOSS_MASK:
+                    return None
+                mask = target
+                continue
+            source, offset = places[field.path]
+            pad = _byte_of_padding(source)
+            if source.dtype != field.dtype or source.shape != field.shape or pad is None:
+                return None
+            entries.append((offset, field.step_nbytes, target, pad))
+        return np.array(entries, np.int64).reshape(-1, 4).tobytes(), mask
+
+
+def _byte_of_padding(field: FieldSpec) -> int | None:
+    """The byte that a context's padding of this field consists of; None when one byte does not make it."""
+    pad = CONTEXT_PADS.get(field.path, 0)
+    found = set(np.array(pad).astype(field.dtype).tobytes())
+    return found.pop() if len(found) == 1 else None
+
+
+def _misfit(plan: Plan, reason: str) -> ProtocolError:
+    return ProtocolError(
+        f"the plan of {plan.batch_size} windows of {plan.length} steps cannot be carried out: {reason}",
+        reason="plan does not fit",
+    )

@@ -1,0 +1,158 @@
+"""Both copies, the compiled one and numpy's, held against each other and against plans that do not fit."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ods_async.core.copying import COMPILED, SegmentCopier
+from ods_async.core.memory import BatchLayout, SegmentLayout
+from ods_async.core.requests import Plan
+from ods_async.core.schema import ANNOTATIONS, PROVENANCE, RECORDED, EpisodeSchema, FieldSpec
+from ods_async.core.window_plan import WindowPlan
+from ods_async.errors import ProtocolError
+
+ENV = (
+    FieldSpec(("obs", "pose"), "float32", (3,)),
+    FieldSpec(("obs", "rgb"), "uint8", (7, 11)),  # more bytes a step than numpy copies window by window
+    FieldSpec(("actions",), "float64", (5,)),
+    FieldSpec(("obs", "none"), "int32", (0,)),
+    FieldSpec(("obs", "token"), "int16", (), pad=-1),
+)
+SCHEMA = EpisodeSchema(ENV + RECORDED + ANNOTATIONS + PROVENANCE)
+ROWS, STEPS = 5, 13
+LAYOUT = SegmentLayout.of(SCHEMA, ROWS, STEPS)
+BOTH = pytest.mark.parametrize("compiled", [pytest.param(True, id="compiled"), pytest.param(False, id="numpy")])
+
+
+def a_segment(seed: int = 0) -> bytearray:
+    """Random bytes (no NaN is an issue: bytes are compared) and one stamp a row."""
+    memory = bytearray(np.random.default_rng(seed).integers(0, 256, LAYOUT.nbytes, np.uint8).tobytes())
+    LAYOUT.stamps(memory)[...] = 2 * np.arange(ROWS) + 2
+    return memory
+
+
+def a_plan(windows: WindowPlan) -> Plan:
+    return windows.to_message(3, (2 * windows.rows.astype(np.int64) + 2))
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> WindowPlan:
+    length = draw(st.integers(1, STEPS))
+    pairs = draw(st.lists(st.tuples(st.integers(0, ROWS - 1), st.integers(0, STEPS - length)), min_size=1, max_size=9))
+    rows, starts = zip(*pairs, strict=True)
+    return WindowPlan(int32(*rows), int32(*starts), None, None, length, 0)
+
+
+@st.composite
+def contexts(draw: st.DrawFn) -> WindowPlan:
+    """Windows around a "now" inside of a run; history and horizon may reach far out of it."""
+    history, horizon = draw(st.integers(1, 2 * STEPS)), draw(st.integers(0, 2 * STEPS))
+    found = []
+    for _ in range(draw(st.integers(1, 9))):
+        first = draw(st.integers(0, STEPS - 1))
+        last = draw(st.integers(first + 1, STEPS))
+        now = draw(st.integers(first, last - 1))
+        found.append((draw(st.integers(0, ROWS - 1)), now - history + 1, first, last))
+    rows, starts, firsts, lasts = (int32(*column) for column in zip(*found, strict=True))
+    return WindowPlan(rows, starts, firsts, lasts, history + horizon, history)
+
+
+def copied(copier: SegmentCopier, plan: Plan, batch: BatchLayout) -> tuple[bool, dict[object, bytes]]:
+    memory = bytearray(b"\xa5" * batch.nbytes)
+    whole = copier.copy(plan, batch, memory)
+    return whole, {path: array.tobytes() for path, array in batch.views(memory).items()}
+
+
+def test_the_compiled_copy_is_there_wherever_there_is_a_compiler() -> None:
+    assert COMPILED or shutil.which("cc") is None, "install the package again: pip install -e ."
+
+
+@given(st.one_of(chunks(), contexts()), st.integers(0, 5))
+def test_both_copies_make_the_same_batch_b20_b26(windows: WindowPlan, seed: int) -> None:
+    segment = a_segment(seed)
+    batch = BatchLayout.of(SCHEMA, len(windows), windows.length, context=windows.history > 0)
+    plan = a_plan(windows)
+    by_numpy = copied(SegmentCopier(LAYOUT, segment, compiled=False), plan, batch)
+    assert by_numpy[0] is True
+    assert copied(SegmentCopier(LAYOUT, segment), plan, batch) == by_numpy
+
+
+@BOTH
+@given(windows=chunks(), victim=st.integers(0, ROWS - 1))
+def test_a_row_written_meanwhile_is_found(windows: WindowPlan, victim: int, compiled: bool) -> None:
+    segment = a_segment()
+    LAYOUT.stamps(segment)[victim] += 1
+    batch = BatchLayout.of(SCHEMA, len(windows), windows.length, context=False)
+    whole, _ = copied(SegmentCopier(LAYOUT, segment, compiled=compiled), a_plan(windows), batch)
+    assert whole == (victim not in windows.rows)
+
+
+CHUNK = a_plan(WindowPlan(int32(0, 4), int32(2, 9), None, None, 4, 0))
+CONTEXT = a_plan(WindowPlan(int32(0, 4), int32(-1, 9), int32(0, 8), int32(5, 13), 7, 3))
+
+
+def tampered(plan: Plan, name: str, place: int, value: int) -> Plan:
+    numbers = np.frombuffer(getattr(plan, name), "<i8" if name == "stamps" else "<i4").copy()
+    numbers[place] = value
+    return replace(plan, **{name: numbers.tobytes()})
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *(tampered(CHUNK, "rows", 1, row) for row in (-1, ROWS, 2**31 - 1, -(2**31))),
+        *(tampered(CHUNK, "starts", 0, start) for start in (-1, STEPS - 3, 2**31 - 1, -(2**31))),
+        *(tampered(CONTEXT, "first", 1, first) for first in (-1, 13, -(2**31))),
+        *(tampered(CONTEXT, "last", 0, last) for last in (STEPS + 1, 2**31 - 1, -1)),
+        *(tampered(CONTEXT, "rows", 0, row) for row in (-1, ROWS)),
+        replace(CHUNK, rows=CHUNK.rows[:4]),
+        replace(CHUNK, starts=CHUNK.starts + b"\0\0\0\0"),
+        replace(CHUNK, stamps=CHUNK.stamps[:-1]),
+        replace(CHUNK, first=CHUNK.rows, last=CHUNK.rows),
+        replace(CONTEXT, first=b"", last=b""),
+        replace(CONTEXT, last=CONTEXT.last[:-4]),
+        replace(CONTEXT, history=8),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused_before_a_byte_is_written(plan: Plan, compiled: bool) -> None:
+    copier = SegmentCopier(LAYOUT, a_segment(), compiled=compiled)
+    batch = BatchLayout.of(SCHEMA, 2, plan.length, context=plan.history > 0)
+    memory = bytearray(b"\xa5" * batch.nbytes)
+    with pytest.raises(ProtocolError):
+        copier.copy(plan, batch, memory)
+    assert memory == b"\xa5" * batch.nbytes
+    good = CONTEXT if plan.history else CHUNK
+    assert copier.copy(good, batch, memory)
+
+
+@BOTH
+def test_memory_of_another_size_is_refused(compiled: bool) -> None:
+    copier = SegmentCopier(LAYOUT, a_segment(), compiled=compiled)
+    batch = BatchLayout.of(SCHEMA, 2, 4, context=False)
+    with pytest.raises((ValueError, ProtocolError)):
+        copier.copy(CHUNK, batch, bytearray(batch.nbytes - 64))
+    with pytest.raises(ProtocolError, match="memory for 3 windows of 4 steps"):
+        copier.copy(CHUNK, BatchLayout.of(SCHEMA, 3, 4, context=False), bytearray(10 * batch.nbytes))
+    with pytest.raises((BufferError, TypeError, ValueError, ProtocolError)):
+        copier.copy(CHUNK, batch, bytes(batch.nbytes))
+
+
+def test_a_batch_of_other_fields_than_the_segments_is_copied_by_numpy_or_refused() -> None:
+    other = EpisodeSchema((*ENV[:2], *RECORDED, *ANNOTATIONS))
+    fewer = BatchLayout.of(other, 2, 4, context=False)
+    whole, found = copied(SegmentCopier(LAYOUT, a_segment()), CHUNK, fewer)
+    everything = copied(SegmentCopier(LAYOUT, a_segment()), CHUNK, BatchLayout.of(SCHEMA, 2, 4, context=False))[1]
+    assert whole
+    assert found == {path: everything[path] for path in found}
+    wider = EpisodeSchema((FieldSpec(("obs", "pose"), "float64", (3,)), *ENV[1:2], *RECORDED, *ANNOTATIONS))
+    with pytest.raises(TypeError, match="pose"):
+        copied(SegmentCopier(LAYOUT, a_segment()), CHUNK, BatchLayout.of(wider, 2, 4, context=False))
