@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
+from torch import from_numpy
 
 from ods_async.core.memory import BatchLayout
 from ods_async.core.schema import Path, path_text
 from ods_async.errors import ArgumentError
 from ods_async.transport.pool import BufferPool
 
-__all__ = ["HOST", "Landing", "as_tensordict", "landing_for", "views_of"]
+__all__ = ["HOST", "Landing", "Mould", "as_tensordict", "landing_for", "views_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +80,55 @@ def landing_for(device: object = None, pin_memory: bool = False, out: TensorDict
 
 def as_tensordict(views: Mapping[Path, NDArray[Any]], batch_size: int, length: int) -> TensorDict:
     """A TensorDict ``[batch_size, length]`` over the memory of ``views``, nested by their paths; nothing is copied."""
-    source: dict[str, Any] = {}
-    for path, view in views.items():
-        group = source
-        for key in path[:-1]:
-            group = group.setdefault(key, {})
-        group[path[-1]] = torch.from_numpy(view)
-    return _assembled(source, torch.Size((batch_size, length)))
+    return Mould(tuple(views), batch_size, length).over(views.values())
 
 
-def _assembled(source: dict[str, Any], size: torch.Size) -> TensorDict:
-    """A TensorDict of tensors that are known to fit: all of them begin with ``size`` and lie on the host."""
-    make = _quick_maker()
-    if make is None:
-        return TensorDict(source, batch_size=size)
-    for key, value in source.items():
-        if isinstance(value, dict):
-            source[key] = _assembled(value, size)
-    return make(source, batch_size=size)
+class Mould:
+    """Makes batches of one form: paths and sizes are looked at once, and not for every batch.
+
+    Args:
+        paths: of the fields, in order.
+        batch_size, length: the batch's own size.
+    """
+
+    def __init__(self, paths: Sequence[Path], batch_size: int, length: int) -> None:
+        self._size = torch.Size((batch_size, length))
+        self._make = _quick_maker()
+        self._root = _Group()
+        for place, path in enumerate(paths):
+            group = self._root
+            for key in path[:-1]:
+                group = group.inner(key)
+            group.leaves.append((path[-1], place))
+            group.order.append(path[-1])
+
+    def over(self, views: Iterable[NDArray[Any]]) -> TensorDict:
+        """The batch over the memory of ``views``, one for each path, ``[batch_size, length, ...]``; no copy."""
+        return self._made(self._root, [from_numpy(view) for view in views])
+
+    def _made(self, group: _Group, tensors: list[torch.Tensor]) -> TensorDict:
+        found: dict[str, Any] = {key: tensors[place] for key, place in group.leaves}
+        if group.groups:
+            found |= {key: self._made(inner, tensors) for key, inner in group.groups.items()}
+            found = {key: found[key] for key in group.order}
+        if self._make is None:
+            return TensorDict(found, batch_size=self._size)
+        return self._make(found, batch_size=self._size, nested=False)
+
+
+class _Group:
+    """Fields and groups of fields below one key, in order."""
+
+    def __init__(self) -> None:
+        self.leaves: list[tuple[str, int]] = []
+        self.groups: dict[str, _Group] = {}
+        self.order: list[str] = []
+
+    def inner(self, key: str) -> _Group:
+        if key not in self.groups:
+            self.groups[key] = _Group()
+            self.order.append(key)
+        return self.groups[key]
 
 
 @functools.cache
@@ -112,7 +144,8 @@ def _quick_maker() -> Callable[..., TensorDict] | None:
     size = torch.Size((2, 3))
     tensor = torch.zeros(2, 3, 5)
     try:
-        quick = make({"a": make({"b": tensor}, batch_size=size), "c": tensor}, batch_size=size)
+        inner = make({"b": tensor}, batch_size=size, nested=False)
+        quick = make({"a": inner, "c": tensor}, batch_size=size, nested=False)
         slow = TensorDict({"a": {"b": tensor}, "c": tensor}, batch_size=size)
         same = _traits(quick) == _traits(slow) and _traits(quick["a"]) == _traits(slow["a"])
     except Exception:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ods_async.client.batch import Landing, as_tensordict, views_of
+from ods_async.client.batch import Landing, Mould, views_of
 from ods_async.core.copying import SegmentCopier
 from ods_async.core.memory import BatchLayout, SegmentLayout
 from ods_async.core.requests import Batch, BufferDescription, Plan
@@ -23,13 +23,20 @@ __all__ = ["DataPath", "Link", "checked_data_path", "open_link"]
 DataPath = Literal["auto", "shared_memory", "frames"]
 
 _LOG = logging.getLogger("ods_async.client")
-_LAYOUTS_KEPT = 64
+_FORMS_KEPT = 64
+
+
+class _Form(NamedTuple):
+    """What batches of one size have in common."""
+
+    layout: BatchLayout
+    mould: Mould
 
 
 class _Target(NamedTuple):
     """A batch whose memory is to be filled."""
 
-    memory: memoryview
+    memory: NDArray[np.uint8]
     batch: TensorDict
 
 
@@ -46,7 +53,7 @@ class Link:
         self._layout = layout
         self._pool = pool
         self._attached = attached
-        self._layouts: dict[tuple[int, int, bool], BatchLayout] = {}
+        self._forms: dict[tuple[int, int, bool], _Form] = {}
         self._served: set[tuple[int, int, bool]] = set()
         self._copier: SegmentCopier | None = None
         self._edition: NDArray[np.int64] | None = None
@@ -66,7 +73,7 @@ class Link:
 
     def nbytes(self, batch_size: int, length: int, history: int) -> int:
         """Bytes of such a batch."""
-        return self._batch_layout(batch_size, length, history).nbytes
+        return self._form(batch_size, length, history).layout.nbytes
 
     @property
     def edition(self) -> int | None:
@@ -83,7 +90,7 @@ class Link:
         assert isinstance(landing, Landing)
         if landing.out is not None or (batch_size, length, history > 0) not in self._served:
             return None
-        return self._target(self._batch_layout(batch_size, length, history), landing)
+        return self._target(self._form(batch_size, length, history), landing)
 
     def gather(self, plan: Plan, landing: object, prepared: object = None) -> TensorDict | None:
         """Copy the windows of ``plan`` into memory of the caller's own; None when a row changed meanwhile.
@@ -99,12 +106,12 @@ class Link:
         key = (plan.batch_size, plan.length, plan.history > 0)
         if key not in self._served:
             copier.check(plan)
-        layout = self._batch_layout(plan.batch_size, plan.length, plan.history)
+        form = self._form(plan.batch_size, plan.length, plan.history)
         if landing.out is not None:
-            return landing.out if copier.copy_into(plan, views_of(landing.out, layout)) else None
-        target = prepared if isinstance(prepared, _Target) else self._target(layout, landing)
+            return landing.out if copier.copy_into(plan, views_of(landing.out, form.layout)) else None
+        target = prepared if isinstance(prepared, _Target) else self._target(form, landing)
         self._served.add(key)
-        if not copier.copy(plan, layout, target.memory):
+        if not copier.copy(plan, form.layout, target.memory):
             return None
         return landing.deliver(target.batch)
 
@@ -116,7 +123,8 @@ class Link:
             ArgumentError: the tensors to fill do not fit the batch.
         """
         assert isinstance(landing, Landing)
-        layout = self._batch_layout(answer.batch_size, answer.length, answer.history)
+        form = self._form(answer.batch_size, answer.length, answer.history)
+        layout = form.layout
         if len(payload) != layout.nbytes:
             raise ProtocolError(
                 f"a batch of {answer.batch_size} windows of {answer.length} steps has {layout.nbytes} bytes, the frame "
@@ -128,13 +136,13 @@ class Link:
             views = layout.views(payload)
             # Torch reads misaligned memory, but not safely on every machine, and never fast.
             if all(view.flags.aligned for view in views.values()):
-                return landing.deliver(as_tensordict(views, layout.batch_size, layout.length))
+                return landing.deliver(form.mould.over(views.values()))
         if landing.out is not None:
             for path, view in views_of(landing.out, layout).items():
                 np.copyto(view, layout.views(payload)[path])
             return landing.out
-        target = self._target(layout, landing)
-        target.memory[: layout.nbytes] = memoryview(payload).cast("B")
+        target = self._target(form, landing)
+        target.memory[:] = np.frombuffer(payload, np.uint8)
         return landing.deliver(target.batch)
 
     def close(self) -> None:
@@ -144,20 +152,21 @@ class Link:
         if self._attached is not None:
             self._attached.close()
 
-    def _batch_layout(self, batch_size: int, length: int, history: int) -> BatchLayout:
+    def _form(self, batch_size: int, length: int, history: int) -> _Form:
         key = (batch_size, length, history > 0)
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= _LAYOUTS_KEPT:
-                self._layouts.clear()
+        form = self._forms.get(key)
+        if form is None:
+            if len(self._forms) >= _FORMS_KEPT:
+                self._forms.clear()
                 self._served.clear()
             layout = BatchLayout.of(self._layout.schema, batch_size, length, context=history > 0)
-            self._layouts[key] = layout
-        return layout
+            form = _Form(layout, Mould([field.path for field in layout.fields], batch_size, length))
+            self._forms[key] = form
+        return form
 
-    def _target(self, layout: BatchLayout, landing: Landing) -> _Target:
-        memory = landing.buffer(self._pool, layout.nbytes).data
-        return _Target(memory, as_tensordict(layout.views(memory), layout.batch_size, layout.length))
+    def _target(self, form: _Form, landing: Landing) -> _Target:
+        memory = landing.buffer(self._pool, form.layout.nbytes)
+        return _Target(memory, form.mould.over(form.layout.arrays(memory)))
 
 
 def checked_data_path(value: str) -> DataPath:

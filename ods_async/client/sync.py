@@ -311,11 +311,12 @@ class Client(ClientCore):
     def _take_lane(self) -> tuple[Lane, Session]:
         with self._lock:
             self._check_open()
+            now = time.monotonic()
             while self._idle:
                 lane, session = self._idle.pop()
-                if lane.check() is None:
+                if lane.recheck(now) is None:
                     self._busy += 1
-                    session.resume(time.monotonic())
+                    session.resume(now)
                     return lane, session
                 lane.close()
             lane = Lane(self._hub, self._endpoint, self._options(), self._wake)

@@ -76,7 +76,7 @@ class SegmentCopier:
         """
         WindowPlan.from_message(plan, self._layout.rows, self._layout.steps)
 
-    def copy(self, plan: Plan, batch: BatchLayout, memory: Buffer) -> bool:
+    def copy(self, plan: Plan, batch: BatchLayout, memory: Buffer | NDArray[np.uint8]) -> bool:
         """Copy the windows of ``plan`` into ``memory``, which is laid out as ``batch``: every field of it.
 
         Returns:
@@ -89,7 +89,8 @@ class SegmentCopier:
             raise _misfit(plan, f"memory for {batch.batch_size} windows of {batch.length} steps")
         table = None if self._copy is None else self._table(batch)
         if table is None:
-            return self.copy_into(plan, batch.views(memory), batch.windows(memory))
+            view = memoryview(memory)  # type: ignore[arg-type]  # an array is one, which Python 3.11 cannot say
+            return self.copy_into(plan, batch.views(view), batch.windows(view))
         assert self._copy is not None
         fields, mask = table
         layout = self._layout

@@ -236,6 +236,10 @@ class BatchLayout:
         whole = self._checked(buffer)
         return {path: np.ndarray(shape, dtype, whole, offset) for path, shape, dtype, offset in self._arrays}
 
+    def arrays(self, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
+        """As :meth:`views`, in the order of ``fields``, over an array of ``nbytes`` bytes."""
+        return [np.ndarray(shape, dtype, memory, offset) for _, shape, dtype, offset in self._arrays]
+
     def windows(self, buffer: Buffer) -> dict[Path, NDArray[np.void]]:
         """Each narrow field as ``[batch_size]`` whole windows over ``buffer``: the same memory as :meth:`views`."""
         whole, shape = self._checked(buffer), (self.batch_size,)

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from ods_async.core.requests import Cancel, Release, Request
 from ods_async.errors import BrokerUnreachableError, ClosedError, PeerError
@@ -24,12 +24,16 @@ from ods_async.wire.asking import Answered, Asker
 __all__ = ["AsyncLane", "Lane"]
 
 
+_RECHECK_SECONDS: Final = 0.001
+
+
 class _Line:
     """What both lanes have: the channel, its watch, the asker, and the words for what goes wrong."""
 
     def __init__(self, hub: Hub, endpoint: str, options: ChannelOptions) -> None:
         self.endpoint = endpoint
         self.lost = False
+        self._checked = 0.0
         self._keys = options.curve if isinstance(options.curve, CurveKeys) else None
         self._asker = Asker()
         self._channel: Channel = open_channel(
@@ -50,6 +54,13 @@ class _Line:
             self.lost = True
             return handshake_error(self.endpoint, self._keys, self._watch)
         return None
+
+    def recheck(self, now: float) -> PeerError | None:
+        """As :meth:`check`, at most once a millisecond: looking costs more than a small batch's plan."""
+        if now - self._checked < _RECHECK_SECONDS and not self.lost:
+            return None
+        self._checked = now
+        return self.check()
 
     def _nobody(self, timeout: float) -> BrokerUnreachableError:
         why = f" ({self._watch.last_failure})" if self._watch.last_failure else ""
