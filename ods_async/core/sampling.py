@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -114,9 +115,8 @@ class SamplingDesk:
 
     def release(self, notice: Release, session: bytes) -> None:
         """Take leases back; what was never delivered returns to the budget."""
+        self._spent([lease.lease_id for lease in self._run.store.release_all(notice.leases, session)])
         for lease_id in notice.leases:
-            if self._run.store.release(lease_id, session) is not None:
-                self._spent(lease_id)
             self._taken_back(lease_id, session)
         for lease_id in notice.undelivered:
             if self._run.store.release(lease_id, session) is not None:
@@ -174,8 +174,7 @@ class SamplingDesk:
 
     def expire(self) -> None:
         """End leases whose deadline passed. They may have been delivered: the budget keeps them as spent."""
-        for lease in self._run.store.expire(self._run.now.seconds):
-            self._spent(lease.lease_id)
+        self._spent([lease.lease_id for lease in self._run.store.expire(self._run.now.seconds)])
         now = self._run.now.seconds
         for session in [session for session, unheard in self._unheard.items() if unheard.until <= now]:
             del self._unheard[session]
@@ -224,39 +223,36 @@ class SamplingDesk:
 
     def _plans(self, sample: Sample, session: bytes, room: int) -> list[Plan]:
         together = self._planned_together(sample, room)
-        if together:
-            return [
-                self._lease(sample, windows, session, spare=turn >= sample.count)
-                for turn, windows in enumerate(together)
-            ]
+        if together is not None:
+            return self._leased(sample, together, session)
         plans: list[Plan] = []
         for turn in range(sample.count):
             seed = None if sample.seed is None else [sample.seed, turn]
             rng = self._run.rng if seed is None else np.random.Generator(np.random.PCG64(seed))
             try:
-                plans.append(self._lease(sample, self._planned(sample, sample.batch_size, rng), session))
+                plans += self._leased(sample, self._planned(sample, sample.batch_size, rng), session)
             except DataUnavailableError:
                 if not plans:
                     raise
                 break
         return plans
 
-    def _planned_together(self, sample: Sample, room: int) -> list[WindowPlan]:
-        """The windows of several batches in one go, which costs little more than one; empty: plan them one by one.
+    def _planned_together(self, sample: Sample, room: int) -> WindowPlan | None:
+        """The windows of several batches in one go, which costs little more than one; None: plan them one by one.
 
         A window is drawn without regard to which batch it is for. Spare plans are left out where budgets are scarce:
         they would keep windows from others who ask meanwhile.
         """
         count, n = sample.count, sample.batch_size
         if sample.seed is not None or count + room == 1:
-            return []
+            return None
         try:
             windows = self._planned(sample, n * (count + room), self._run.rng)
         except OdsError:  # there may be enough for fewer, and if not, the error is about those
-            return []
-        if room and self._run.budget.ample(windows.rows, AMPLE_BATCHES * n):
-            count += room
-        return [windows.part(turn * n, turn * n + n) for turn in range(count)]
+            return None
+        if room and not self._run.budget.ample(windows.rows, AMPLE_BATCHES * n):
+            return windows.part(0, n * count)
+        return windows
 
     def _planned(self, sample: Sample, n: int, rng: np.random.Generator) -> WindowPlan:
         run = self._run
@@ -274,29 +270,34 @@ class SamplingDesk:
             remaining=remaining,
         )
 
-    def _lease(self, sample: Sample, windows: WindowPlan, session: bytes, *, spare: bool = False) -> Plan:
-        run = self._run
-        receipt = run.budget.book(windows.rows)  # may refuse; a lease made before would have no owner then
+    def _leased(self, sample: Sample, windows: WindowPlan, session: bytes) -> list[Plan]:
+        """One plan for each batch of the windows; those beyond what was asked for are spare."""
+        run, n = self._run, sample.batch_size
+        count = len(windows) // n
+        # Booking may refuse; a lease made before would have no owner then.
+        receipts = [run.budget.book(windows.rows[turn * n : turn * n + n]) for turn in range(count)]
         deadline = NEVER if sample.frame else run.now.seconds + run.settings.lease_seconds
-        lease_id = run.store.lease(windows.rows, session, deadline)
-        if receipt is not None:
-            self._booked[lease_id] = receipt
-        if spare:
-            self._spares[lease_id] = sample.batch_size
-        else:
-            self._count(sample.batch_size)
-        return windows.to_message(lease_id, run.store.stamps_of(windows.rows))
+        lease_ids = run.store.lease_each(windows.rows, count, session, deadline)
+        if run.budget.enabled:
+            self._booked.update(
+                (lease, receipt) for lease, receipt in zip(lease_ids, receipts, strict=True) if receipt is not None
+            )
+        asked = min(count, sample.count)
+        self._count(asked, asked * n)
+        self._spares.update((lease_id, n) for lease_id in lease_ids[asked:])
+        return windows.to_messages(lease_ids, run.store.stamps_of(windows.rows))
 
-    def _count(self, windows: int) -> None:
+    def _count(self, batches: int, windows: int) -> None:
         self.sampled_windows += windows
-        self.sampled_batches += 1
+        self.sampled_batches += batches
         self._run.refill.drawn(windows)
 
-    def _spent(self, lease_id: int) -> None:
-        self._booked.pop(lease_id, None)
-        windows = self._spares.pop(lease_id, None)
-        if windows is not None:
-            self._count(windows)
+    def _spent(self, lease_ids: Sequence[int]) -> None:
+        spare = [windows for lease_id in lease_ids if (windows := self._spares.pop(lease_id, None)) is not None]
+        if spare:
+            self._count(len(spare), sum(spare))
+        for lease_id in lease_ids:
+            self._booked.pop(lease_id, None)
 
     def _give_back(self, lease_id: int) -> None:
         self._spares.pop(lease_id, None)

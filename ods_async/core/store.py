@@ -65,14 +65,17 @@ class Published(NamedTuple):
     retired_row: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lease:
-    """The promise that ``rows`` stay unchanged until it is released, or until ``deadline`` (monotonic seconds)."""
+    """The promise that ``rows`` stay unchanged until it is released, or until ``deadline`` (monotonic seconds).
+
+    A row that is there several times is held as often. intp ``[n]``.
+    """
 
     lease_id: int
     session: bytes
     deadline: float
-    rows: frozenset[int]
+    rows: NDArray[np.intp]
 
 
 class TrajectoryStore:
@@ -81,6 +84,12 @@ class TrajectoryStore:
     Args:
         slots: places of the buffer, at least 1.
         rows: rows of memory, at least ``slots + 1``: what is written next must not be what can be read.
+
+    Attributes:
+        episodes: how many slots hold an episode.
+        undrawn: episodes that are here and of which no window was ever drawn.
+        evicted_undrawn: episodes that were replaced before any window of them was drawn.
+        retired: replaced rows that wait for their last lease to end.
 
     Raises:
         ValueError: sizes that cannot work, or a row used in a state that forbids it (an error of the caller, never of a
@@ -92,17 +101,20 @@ class TrajectoryStore:
             raise ValueError(f"a store needs at least one slot and more rows than slots, found {slots} and {rows}")
         self.slots = slots
         self.rows = rows
-        self._state = [_SPARE] * rows
+        # Arrays, because a batch touches many rows at once, and rows are many.
+        self._state = np.full(rows, _SPARE, np.uint8)
+        self._held = np.zeros(rows, np.int32)
+        self._drawn = np.zeros(rows, np.bool_)
+        self._stamps = np.zeros(rows, np.int64)
         self._spare = deque(range(rows))
         self._by_age = deque(range(slots))  # the slot to be replaced next comes first
         self._row_of_slot: list[int | None] = [None] * slots
         self._slot_of_row: list[int | None] = [None] * rows
         self._occupants: list[Occupant | None] = [None] * rows
-        self._occupied: set[int] = set()
-        self._undrawn: set[int] = set()
+        self.episodes = 0
+        self.undrawn = 0
+        self.retired = 0
         self.evicted_undrawn = 0
-        self._stamps = np.zeros(rows, np.int64)
-        self._held = [0] * rows
         self._leases: dict[int, Lease] = {}
         self._sessions: dict[bytes, set[int]] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -114,11 +126,6 @@ class TrajectoryStore:
     def spare(self) -> int:
         """How many rows could be taken now."""
         return len(self._spare)
-
-    @property
-    def retired(self) -> int:
-        """How many replaced rows wait for their last lease to end."""
-        return self._state.count(_RETIRED)
 
     def take_spare(self, n: int) -> tuple[int, ...] | None:
         """Reserve ``n`` rows for writing, the longest unused first; None, reserving nothing, while there are fewer."""
@@ -146,16 +153,6 @@ class TrajectoryStore:
 
     # --- publishing -------------------------------------------------------------------------------------------------
 
-    @property
-    def episodes(self) -> int:
-        """How many slots hold an episode."""
-        return len(self._occupied)
-
-    @property
-    def undrawn(self) -> int:
-        """How many episodes are here of which no window was ever drawn."""
-        return len(self._undrawn)
-
     def next_evictions(self, n: int) -> int:
         """How many episodes the next ``n`` publications will replace."""
         return max(0, self.episodes + n - self.slots)
@@ -171,20 +168,22 @@ class TrajectoryStore:
             evicted = self._occupants[old_row]
             self._occupants[old_row] = None
             self._slot_of_row[old_row] = None
-            self._occupied.remove(old_row)
-            if old_row in self._undrawn:
-                self._undrawn.remove(old_row)
+            self.episodes -= 1
+            if not self._drawn[old_row]:
+                self.undrawn -= 1
                 self.evicted_undrawn += 1
             if self._held[old_row]:
                 self._state[old_row] = _RETIRED
+                self.retired += 1
             else:
                 self._free(old_row)
         self._row_of_slot[slot] = row
         self._slot_of_row[row] = slot
         self._occupants[row] = occupant
-        self._occupied.add(row)
-        self._undrawn.add(row)
+        self._drawn[row] = False
         self._state[row] = _OCCUPIED
+        self.episodes += 1
+        self.undrawn += 1
         return Published(slot, evicted, old_row)
 
     def occupants(self) -> Iterator[Place]:
@@ -220,31 +219,45 @@ class TrajectoryStore:
         return len(self._leases)
 
     def lease(self, rows: Iterable[int] | NDArray[np.integer], session: bytes, deadline: float) -> int:
-        """Keep occupied ``rows`` (repeats count once) unchanged for ``session`` until ``deadline``; a new lease id.
+        """Keep occupied ``rows`` unchanged for ``session`` until ``deadline``; a new lease id.
 
         ``deadline`` is in monotonic seconds; ``math.inf`` for a lease that only a release can end.
         """
-        distinct = frozenset(rows.tolist() if isinstance(rows, np.ndarray) else rows)
-        if not distinct <= self._occupied:  # one comparison of sets: this runs once a batch
-            self._expect(min(distinct - self._occupied), _OCCUPIED, "leased")
-        if self._undrawn:
-            self._undrawn -= distinct
-        lease_id = self._next_lease
-        self._next_lease += 1
-        for row in distinct:
-            self._held[row] += 1
-        self._leases[lease_id] = Lease(lease_id, session, deadline, distinct)
-        self._sessions.setdefault(session, set()).add(lease_id)
-        self._remember(deadline, lease_id)
-        return lease_id
+        wanted = rows if isinstance(rows, np.ndarray) else np.fromiter(rows, np.intp)
+        return self.lease_each(wanted, 1, session, deadline)[0]
+
+    def lease_each(self, rows: NDArray[np.integer], count: int, session: bytes, deadline: float) -> list[int]:
+        """As :meth:`lease`, ``count`` leases, each of as many of the ``rows``, in order."""
+        held = rows.astype(np.intp)
+        self._expect_occupied(held)
+        if self.undrawn:
+            fresh = held[~self._drawn[held]]
+            if len(fresh):
+                self._drawn[fresh] = True
+                self.undrawn -= len(np.unique(fresh))
+        np.add.at(self._held, held, 1)
+        first, size = self._next_lease, len(held) // count
+        self._next_lease += count
+        mine = self._sessions.setdefault(session, set())
+        for turn in range(count):
+            lease = Lease(first + turn, session, deadline, held[turn * size : (turn + 1) * size])
+            self._leases[lease.lease_id] = lease
+            mine.add(lease.lease_id)
+            self._remember(deadline, lease.lease_id)
+        return list(range(first, first + count))
 
     def release(self, lease_id: int, session: bytes) -> Lease | None:
         """End a lease; None when there is no such lease, it has expired, or it is another session's."""
-        lease = self._leases.get(lease_id)
-        if lease is None or lease.session != session:
-            return None
-        self._end(lease)
-        return lease
+        ended = self.release_all((lease_id,), session)
+        return ended[0] if ended else None
+
+    def release_all(self, lease_ids: Iterable[int], session: bytes) -> list[Lease]:
+        """As :meth:`release`, of several; those that ended."""
+        found = (self._leases.get(lease_id) for lease_id in dict.fromkeys(lease_ids))
+        ended = [lease for lease in found if lease is not None and lease.session == session]
+        if ended:
+            self._end(ended)
+        return ended
 
     def expire(self, now: float) -> list[Lease]:
         """End the leases whose deadline is at or before ``now``; those leases, the earliest first."""
@@ -252,7 +265,7 @@ class TrajectoryStore:
         while self._deadlines and self._deadlines[0][0] <= now:
             lease = self._leases.get(heapq.heappop(self._deadlines)[1])
             if lease is not None:
-                self._end(lease)
+                self._end([lease])
                 ended.append(lease)
         return ended
 
@@ -268,29 +281,39 @@ class TrajectoryStore:
 
     def leased(self, row: int) -> bool:
         """Whether any open lease covers ``row``."""
-        return self._held[row] > 0
+        return bool(self._held[row])
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _expect(self, row: int, state: int, verb: str) -> None:
         if not 0 <= row < self.rows or self._state[row] != state:
             names = ("spare", "reserved", "occupied", "retired")
-            found = names[self._state[row]] if 0 <= row < self.rows else f"outside 0 … {self.rows - 1}"
+            found = names[int(self._state[row])] if 0 <= row < self.rows else f"outside 0 … {self.rows - 1}"
             raise ValueError(f"row {row} cannot be {verb}: it should be {names[state]} and is {found}")
 
     def _free(self, row: int) -> None:
         self._state[row] = _SPARE
         self._spare.append(row)
 
-    def _end(self, lease: Lease) -> None:
-        del self._leases[lease.lease_id]
-        mine = self._sessions[lease.session]
-        mine.discard(lease.lease_id)
-        if not mine:
-            del self._sessions[lease.session]
-        for row in lease.rows:
-            self._held[row] -= 1
-            if not self._held[row] and self._state[row] == _RETIRED:
+    def _expect_occupied(self, rows: NDArray[np.intp]) -> None:
+        # One comparison for all: this runs for every batch.
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.rows or (self._state[rows] != _OCCUPIED).any()):
+            for row in rows.tolist():
+                self._expect(row, _OCCUPIED, "leased")
+
+    def _end(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            del self._leases[lease.lease_id]
+            mine = self._sessions[lease.session]
+            mine.discard(lease.lease_id)
+            if not mine:
+                del self._sessions[lease.session]
+        rows = leases[0].rows if len(leases) == 1 else np.concatenate([lease.rows for lease in leases])
+        np.subtract.at(self._held, rows, 1)
+        if self.retired:
+            free = rows[(self._held[rows] == 0) & (self._state[rows] == _RETIRED)]
+            for row in np.unique(free).tolist():
+                self.retired -= 1
                 self._free(row)
 
     def _remember(self, deadline: float, lease_id: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,17 +48,36 @@ class WindowPlan:
 
     def to_message(self, lease_id: int, stamps: NDArray[np.int64]) -> Plan:
         """The plan as it is sent; ``stamps`` int64 ``[n]``, the stamp of each window's row."""
-        return Plan(
-            lease_id,
-            len(self.rows),
-            self.length,
-            self.history,
-            self.rows.astype("<i4", copy=False).tobytes(),
-            self.starts.astype("<i4", copy=False).tobytes(),
-            b"" if self.first is None else self.first.astype("<i4", copy=False).tobytes(),
-            b"" if self.last is None else self.last.astype("<i4", copy=False).tobytes(),
-            stamps.astype("<i8", copy=False).tobytes(),
+        return self.to_messages([lease_id], stamps)[0]
+
+    def to_messages(self, lease_ids: Sequence[int], stamps: NDArray[np.int64]) -> list[Plan]:
+        """As :meth:`to_message`, cut into one plan for each lease, of as many windows each."""
+        count = len(lease_ids)
+        n = len(self.rows) // count
+        rows, starts, first, last = (
+            b"" if part is None else part.astype("<i4", copy=False).tobytes()
+            for part in (self.rows, self.starts, self.first, self.last)
         )
+        stamped = stamps.astype("<i8", copy=False).tobytes()
+        if count == 1:
+            return [Plan(lease_ids[0], n, self.length, self.history, rows, starts, first, last, stamped)]
+        plans = []
+        for turn, lease_id in enumerate(lease_ids):
+            begin, end = 4 * turn * n, 4 * (turn + 1) * n
+            plans.append(
+                Plan(
+                    lease_id,
+                    n,
+                    self.length,
+                    self.history,
+                    rows[begin:end],
+                    starts[begin:end],
+                    first[begin:end],
+                    last[begin:end],
+                    stamped[2 * begin : 2 * end],
+                )
+            )
+        return plans
 
     @classmethod
     def from_message(cls, message: Plan, rows: int, steps: int) -> tuple[WindowPlan, NDArray[np.int64]]:

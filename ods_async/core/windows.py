@@ -137,15 +137,24 @@ class _ModeTable:
             count = np.minimum(runs[:, :, 1], runs[:, :, 2] - (length - 1))
             count -= low
         if runs.shape[1] == 1:
-            return (low[:, 0] + rng.integers(0, count[:, 0])).astype(np.int32), runs[:, 0]
+            return low[:, 0] + _below(count[:, 0], rng).astype(np.int32), runs[:, 0]
         np.maximum(count, 0, out=count)
         upto = np.add.accumulate(count, axis=1)
-        drawn = rng.integers(0, upto[:, -1])
+        drawn = _below(upto[:, -1], rng)
         which = (upto <= drawn[:, None]).sum(axis=1)
         picked = np.arange(len(rows)) * runs.shape[1] + which
         before = upto.ravel()[picked] - count.ravel()[picked]
         starts = low.ravel()[picked] + (drawn - before)
         return starts.astype(np.int32), runs.reshape(-1, runs.shape[2])[picked]
+
+
+def _below(bounds: NDArray[np.integer[Any]], rng: np.random.Generator) -> NDArray[np.int64]:
+    """For each bound (1 to 2**31) a number from 0 to below it.
+
+    ``rng.integers`` takes 0.1 µs for every bound of its own. A product never rounds up to its bound, and the chances of
+    two numbers differ by less than 2**-22 of them, as there are 2**53 values to share.
+    """
+    return (rng.random(len(bounds)) * bounds).astype(np.int64)
 
 
 class RunIndex:

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ods_async.core.store import Lease, Occupant, Place, Published, TrajectoryStore
+from ods_async.core.store import Occupant, Place, Published, TrajectoryStore
 
 SESSIONS = (b"a", b"b")
 
@@ -120,7 +120,9 @@ class StoreMachine(RuleBasedStateMachine):
         if mine is None or mine[0] != session:
             assert lease is None
         else:
-            assert lease == Lease(lease_id, session, mine[1], frozenset(mine[2]))
+            assert lease is not None
+            assert (lease.lease_id, lease.session, lease.deadline) == (lease_id, session, mine[1])
+            assert set(lease.rows.tolist()) == set(mine[2])
             del self.leases[lease_id]
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 3.0]))
@@ -221,6 +223,21 @@ def test_a_released_lease_is_gone_for_a_second_release_and_for_expiry() -> None:
     assert store.release(lease_id, b"x") is not None
     assert store.release(lease_id, b"x") is None
     assert store.expire(100.0) == []
+
+
+def test_several_leases_at_once_are_as_many_of_their_own() -> None:
+    store = filled(3, 8)
+    first, second, third = store.lease_each(np.array([0, 1, 1, 2, 0, 0], np.int32), 3, b"x", 5.0)
+    assert store.undrawn == 0
+    rows = store.take_spare(3) or ()
+    for number, row in enumerate(rows):
+        store.publish(row, occupant(9 + number))
+    assert (store.retired, store.spare) == (3, 2)
+    assert [lease.rows.tolist() for lease in store.release_all((second, 99, second), b"x")] == [[1, 2]]
+    assert (store.retired, store.spare) == (2, 3)  # row 2 only: row 1 is held by the first lease, too
+    assert store.release_all((first, third), b"other") == []
+    assert [lease.lease_id for lease in store.release_all((third, first), b"x")] == [third, first]
+    assert (store.retired, store.spare, store.open_leases) == (0, 5, 0)
 
 
 def test_stamps_grow_across_rows_that_were_given_back_unwritten() -> None:

@@ -19,10 +19,22 @@ class Enumerating:
     def integers(self, low, high, size=None):
         assert low == 0
         self.highs.append(high)
-        if size is not None:
-            self.rows = high
-            return np.arange(size) % high
-        return (np.arange(len(high)) // self.rows) % high
+        self.rows = high
+        return np.arange(size) % high
+
+    def random(self, size):
+        return InTurn(self)
+
+
+class InTurn:
+    """Numbers from 0 to below 1 that, times their bounds, give all numbers below those in turn."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __mul__(self, bounds):
+        self.generator.highs.append(bounds)
+        return ((np.arange(len(bounds)) // self.generator.rows) % bounds).astype(np.float64)
 
 
 def index_of(notes: Annotations) -> RunIndex:

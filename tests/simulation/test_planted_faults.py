@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ods_async.client.exchange import Exchange
@@ -49,7 +50,7 @@ def instead(patch: pytest.MonkeyPatch, owner: Any, name: str, change: Callable[.
 @planted("lease")
 def a_replaced_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
     def publish(original: Any, store: Any, row: int, occupant: Any) -> Any:
-        held, store._held = store._held, [0] * store.rows
+        held, store._held = store._held, np.zeros(store.rows, np.int32)
         try:
             return original(store, row, occupant)
         finally:

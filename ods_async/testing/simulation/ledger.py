@@ -305,8 +305,8 @@ class RunLedger(LeaseLedger):
             self.fail("memory", f"receipts for {len(state.sampling._booked)} leases of {leases}")
         if len(parking) + len(self._gathering) != len(self.open):
             self.fail("answer", f"{len(self.open)} requests are open, and {len(parking)} are parked")
-        if self.episode_in_row and len(self.episode_in_row) != len(run.store._occupied):
-            self.fail("kept", f"{len(run.store._occupied)} rows occupied, should be {len(self.episode_in_row)}")
+        if self.episode_in_row and len(self.episode_in_row) != run.store.episodes:
+            self.fail("kept", f"{run.store.episodes} rows occupied, should be {len(self.episode_in_row)}")
         if production.completed and len(self.episode_in_row) < settings.buffer_size:
             self.fail("kept", f"the buffer shrank to {len(self.episode_in_row)} of {settings.buffer_size}")
         if run.log.capacity and len(run.log) > run.log.capacity:
