@@ -50,7 +50,7 @@ def instead(patch: pytest.MonkeyPatch, owner: Any, name: str, change: Callable[.
 @planted("lease")
 def a_replaced_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
     def publish(original: Any, store: Any, row: int, occupant: Any) -> Any:
-        held, store._held = store._held, np.zeros(store.rows, np.int32)
+        held, store._held = store._held, np.zeros(store.rows, np.int64)
         try:
             return original(store, row, occupant)
         finally:
