@@ -353,7 +353,11 @@ def ingest(bench: Bench) -> None:
             after, end = service.episodes(), time.monotonic()
             rates.append((after - before) / work.num_envs * work.rollout_bytes / (end - begin) / 1e9)
         loop = service.broker.ask("watch")
-        note = f"  loop held up {loop['worst_ms']:.1f} ms at worst ({loop['over_5_ms']} of {loop['calls']} over 5 ms)"
+        note = (
+            f"  loop held up {loop['worst_ms']:.1f} ms at worst ({loop['over_5_ms']} of {loop['calls']} over 5 ms), "
+            f"{loop['worst_waited_for_a_processor_ms']:.1f} of them without a processor; "
+            f"{loop['worst_without_waiting_ms']:.1f} ms at worst with one"
+        )
         bench.add({"name": "ingest ipc I", "gb_s": spread(rates), "loop": loop, "note": note})
         bench.memory("broker while ingesting I", service.broker)
 

@@ -22,11 +22,13 @@ class Ranking:
     """Rows in order of (longest run, row), so that the rows with a long enough run are the tail of one array.
 
     Each entry is one int64, the longest run in the upper half and the row in the lower. So the order depends on what
-    the rows hold and not on how they came to, which makes a seeded draw repeatable.
+    the rows hold and not on how they came to, which makes a seeded draw repeatable. Changes are gathered and made when
+    the order is looked at: a rollout brings as many as it has episodes.
     """
 
     def __init__(self) -> None:
-        self._keys: Int64s = np.empty(16, np.int64)
+        self._keys: Int64s = np.empty(0, np.int64)
+        self._changes: dict[int, int] = {}  # key -> 1 to be put in, -1 to be taken out, 0 neither
         self._count = 0
 
     def __len__(self) -> int:
@@ -35,33 +37,42 @@ class Ranking:
     @property
     def longest(self) -> int:
         """The longest run of any row; 0 when there are no rows."""
-        return int(self._keys[self._count - 1]) >> _SHIFT if self._count else 0
+        return int(self._settled()[-1]) >> _SHIFT if self._count else 0
 
     @property
     def shortest(self) -> int:
         """The longest run of the row that has least; 0 when there are no rows."""
-        return int(self._keys[0]) >> _SHIFT if self._count else 0
+        return int(self._settled()[0]) >> _SHIFT if self._count else 0
 
     def add(self, row: int, longest: int) -> None:
         """Put in a row that is not in yet."""
-        if self._count == len(self._keys):
-            self._keys = np.concatenate([self._keys, np.empty_like(self._keys)])
         key = (longest << _SHIFT) | row
-        at = int(self._keys[: self._count].searchsorted(key))
-        self._keys[at + 1 : self._count + 1] = self._keys[at : self._count]
-        self._keys[at] = key
+        self._changes[key] = self._changes.get(key, 0) + 1
         self._count += 1
 
     def remove(self, row: int, longest: int) -> None:
         """Take out a row that was put in with that longest run."""
-        at = int(self._keys[: self._count].searchsorted((longest << _SHIFT) | row))
-        self._keys[at : self._count - 1] = self._keys[at + 1 : self._count]
+        key = (longest << _SHIFT) | row
+        self._changes[key] = self._changes.get(key, 0) - 1
         self._count -= 1
 
     def at_least(self, length: int) -> Int64s:
-        """The entries of rows whose longest run has at least ``length`` steps: a view, valid until the next change."""
-        keys = self._keys[: self._count]
+        """The entries of rows whose longest run has at least ``length`` steps: not to be written to."""
+        keys = self._settled()
         return keys[keys.searchsorted(length << _SHIFT) :]
+
+    def _settled(self) -> Int64s:
+        if self._changes:
+            keys = self._keys
+            gone = np.array([key for key, change in self._changes.items() if change < 0], np.int64)
+            if len(gone):
+                keys = np.delete(keys, keys.searchsorted(gone))
+            new = np.array(sorted(key for key, change in self._changes.items() if change > 0), np.int64)
+            if len(new):
+                keys = np.insert(keys, keys.searchsorted(new), new)
+            self._keys = keys
+            self._changes = {}
+        return self._keys
 
 
 class Candidates:

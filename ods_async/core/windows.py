@@ -187,7 +187,9 @@ class RunIndex:
             longest = runs.longest[mode]
             if longest:
                 table.ranking.add(row, longest)
-                table.by_generation.setdefault(generation, Ranking()).add(row, longest)
+                if generation not in table.by_generation:
+                    table.by_generation[generation] = Ranking()
+                table.by_generation[generation].add(row, longest)
 
     def retire(self, row: int) -> None:
         """From now on ``row`` cannot be drawn. A row that was not published stays so."""
