@@ -44,6 +44,7 @@ from ods_async.errors import LimitExceededError, OdsError, SharedMemoryError
 from ods_async.transport.pool import BufferPool
 from ods_async.transport.sockets import join_envelope
 from ods_async.wire.codec import encode_answer, encode_ticket
+from ods_async.wire.dialect import dialect_of
 from ods_async.wire.messages import PROTOCOL
 
 __all__ = ["EffectRunner"]
@@ -103,6 +104,7 @@ class EffectRunner:
         self._dialled: dict[Peer, str] = {}
         self._inside: dict[int, asyncio.Future[Answer]] = {}
         self._inside_count = 0
+        dialect_of(limits)  # making it takes 10 ms: now, before anybody waits for an answer
         self.counts: Counter[str] = Counter()
         self._broadcasts = Broadcasts(lambda: doors.events, limits, self.counts, self.fault)
 
