@@ -85,8 +85,11 @@ class SegmentCopier:
         Raises:
             ProtocolError: the plan does not fit the segment, or not the batch.
         """
-        if (plan.batch_size, plan.length) != (batch.batch_size, batch.length):
-            raise _misfit(plan, f"memory for {batch.batch_size} windows of {batch.length} steps")
+        n = batch.batch_size
+        if (plan.batch_size, plan.length) != (n, batch.length):
+            raise _misfit(plan, f"memory for {n} windows of {batch.length} steps")
+        if (len(plan.rows), len(plan.stamps)) != (4 * n, 8 * n):
+            raise _misfit(plan, f"{len(plan.rows)} bytes of rows and {len(plan.stamps)} of stamps")
         table = None if self._copy is None else self._table(batch)
         if table is None:
             view = memoryview(memory)  # type: ignore[arg-type]  # an array is one, which Python 3.11 cannot say

@@ -117,6 +117,8 @@ def tampered(plan: Plan, name: str, place: int, value: int) -> Plan:
         replace(CHUNK, rows=CHUNK.rows[:4]),
         replace(CHUNK, starts=CHUNK.starts + b"\0\0\0\0"),
         replace(CHUNK, stamps=CHUNK.stamps[:-1]),
+        replace(CHUNK, stamps=b""),
+        replace(CHUNK, rows=CHUNK.rows[:4], starts=CHUNK.starts[:4], stamps=CHUNK.stamps[:8]),
         replace(CHUNK, first=CHUNK.rows, last=CHUNK.rows),
         replace(CONTEXT, first=b"", last=b""),
         replace(CONTEXT, last=CONTEXT.last[:-4]),
