@@ -6,12 +6,13 @@ So the round trip disappears, and a training loop that keeps the interpreter bus
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from tensordict import TensorDict
@@ -25,6 +26,8 @@ from ods_async.errors import ClosedError
 from ods_async.transport.lane import Lane
 
 __all__ = ["LAST_WORDS_SECONDS", "Feed", "Seeds"]
+
+A = TypeVar("A")
 
 _JOIN_SECONDS: Final = 5.0
 LAST_WORDS_SECONDS: Final = 0.2
@@ -71,8 +74,11 @@ class Feed:
         self._notify = notify
         self._seeds = Seeds(plan.seed)
         self._changed = threading.Condition()
+        # Both are filled at one end and emptied at the other, each step at once: that needs no lock, and to wake each
+        # other for every batch would cost the two threads more than a small one takes to copy.
         self._ready: collections.deque[tuple[int | None, TensorDict]] = collections.deque()
-        self._settled: list[int] = []
+        self._settled: collections.deque[int] = collections.deque()
+        self._full = False  # the thread waits for room, or is about to
         self._error: BaseException | None = None
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -86,15 +92,13 @@ class Feed:
             ClosedError: the feed was stopped.
             Exception: what went wrong while drawing; the next call tries again.
         """
+        batch = self._pop()
+        if batch is not None:
+            return batch
         with self._changed:
             while True:
-                if self._stopped:
-                    raise ClosedError("this stream is closed", what="stream")
-                if self._ready:
-                    lease, batch = self._ready.popleft()
-                    if lease is not None:
-                        self._settled.append(lease)
-                    self._changed.notify_all()
+                batch = self._pop()
+                if batch is not None:
                     return batch
                 if self._error is not None:
                     error, self._error = self._error, None
@@ -104,6 +108,20 @@ class Feed:
                 if not wait:
                     return None
                 self._changed.wait()
+
+    def _pop(self) -> TensorDict | None:
+        if self._stopped:
+            raise ClosedError("this stream is closed", what="stream")
+        try:
+            lease, batch = self._ready.popleft()
+        except IndexError:
+            return None
+        if lease is not None:
+            self._settled.append(lease)
+        if self._full:
+            with self._changed:
+                self._changed.notify_all()
+        return batch
 
     def stop(self) -> None:
         """End the thread and hand back what was not taken. Again, or in a forked child: no effect."""
@@ -149,8 +167,9 @@ class Feed:
                 finally:
                     with self._changed:
                         if self._stopped:
-                            session.undelivered += [lease for lease, _ in self._ready if lease is not None]
-                            self._ready.clear()
+                            leases = [lease for lease, _ in _taken(self._ready)]
+                            session.undelivered += [lease for lease in leases if lease is not None]
+                            session.finished += _taken(self._settled)
                     self._hand_back(session, lane)
                     lane.close(LAST_WORDS_SECONDS)
         finally:
@@ -172,11 +191,12 @@ class Feed:
         """Wait until a group of batches has room, handing leases back meanwhile; False when stopped."""
         while True:
             with self._changed:
-                session.finished += self._settled
-                self._settled = []
+                self._full = True  # before the look: whoever takes a batch after it will say so
+                session.finished += _taken(self._settled)
                 if self._stopped:
                     return False
                 if self._error is None and self._ahead - len(self._ready) >= self._group:
+                    self._full = False
                     return True
                 if lane is None or not (session.finished or session.undelivered):
                     self._changed.wait()
@@ -203,10 +223,8 @@ class Feed:
 
     def _more(self, session: Session) -> bool:
         """Whether another group has room beside the one that is being copied."""
-        with self._changed:
-            session.finished += self._settled
-            self._settled = []
-            return not self._stopped and self._ahead - len(self._ready) >= 2 * self._group
+        session.finished += _taken(self._settled)
+        return not self._stopped and self._ahead - len(self._ready) >= 2 * self._group
 
     def _put(self, session: Session, drawn: list[tuple[int | None, TensorDict]]) -> None:
         known = self._exchange.known
@@ -224,3 +242,12 @@ class Feed:
         notice = session.notice()
         if notice is not None and not lane.lost:
             lane.tell(notice)
+
+
+def _taken(waiting: collections.deque[A]) -> list[A]:
+    """All that was there, each taken once, whoever else takes or adds meanwhile."""
+    taken: list[A] = []
+    with contextlib.suppress(IndexError):
+        while waiting:
+            taken.append(waiting.popleft())
+    return taken

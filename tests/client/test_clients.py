@@ -622,6 +622,30 @@ def test_what_a_budgeted_stream_drew_ahead_and_never_delivered_is_given_back_b37
         service.wait_for(lambda: service.broker.state.run.budget.snapshot().total_delivered_chunks == 15)
 
 
+def test_threads_that_share_a_stream_get_each_batch_once_and_every_window_is_accounted_for_b37() -> None:
+    budget = {"episode_sample_budget": 100_000, "episode_sample_hard_limit": 100_000}
+    described = {"buffer_size": 4, "episode_sample_budget": 100_000}
+    with Service(described=described, **budget) as service, Client(service.endpoint) as client:
+        stream = client.stream(5, 4, prefetch=4)
+        taken: list[list[int]] = [[], [], []]
+
+        def take(mine: list[int]) -> None:
+            for _ in range(120):
+                batch = next(stream)
+                check_windows(batch)
+                mine.append(batch["obs", "qpos"].data_ptr())
+
+        threads = [threading.Thread(target=take, args=(mine,)) for mine in taken]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [len(mine) for mine in taken] == [120, 120, 120]
+        stream.close()
+        service.wait_for(lambda: service.broker.state.run.budget.snapshot().total_delivered_chunks == 5 * 360)
+        service.wait_for(lambda: not any(service.broker.state.run.store.leases_of(who) for who in service.sessions))
+
+
 def test_a_stream_tells_an_error_once_and_tries_again(make: Make) -> None:
     with Service(fill=0) as service, make(service.endpoint) as client:
         service.do(service.broker.join)
