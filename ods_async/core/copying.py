@@ -52,7 +52,7 @@ class SegmentCopier:
 
     Args:
         layout: where everything lies in the segment.
-        buffer: the segment's memory; it must stay mapped as long as this lives.
+        buffer: the segment's memory. It is held: who closes it takes nothing from a copy that is under way.
         compiled: False to do without the compiled copy.
 
     Attributes:
@@ -62,7 +62,7 @@ class SegmentCopier:
 
     def __init__(self, layout: SegmentLayout, buffer: Buffer, *, compiled: bool = COMPILED) -> None:
         self._layout = layout
-        self._buffer = buffer
+        self._buffer = memoryview(buffer)  # its own: who closes the segment meanwhile releases only theirs
         self._copy = _copy_windows if compiled else None
         self._tables: dict[int, tuple[BatchLayout, tuple[bytes, int] | None]] = {}
         self.program = GatherProgram(layout.arrays(buffer))

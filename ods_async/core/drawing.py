@@ -28,7 +28,7 @@ class Ranking:
 
     def __init__(self) -> None:
         self._keys: Int64s = np.empty(0, np.int64)
-        self._changes: dict[int, int] = {}  # key -> 1 to be put in, -1 to be taken out, 0 neither
+        self._changes: dict[int, int] = {}  # key -> 1 to be put in, -1 to be taken out
         self._count = 0
 
     def __len__(self) -> int:
@@ -46,20 +46,23 @@ class Ranking:
 
     def add(self, row: int, longest: int) -> None:
         """Put in a row that is not in yet."""
-        key = (longest << _SHIFT) | row
-        self._changes[key] = self._changes.get(key, 0) + 1
-        self._count += 1
+        self._change(row, longest, 1)
 
     def remove(self, row: int, longest: int) -> None:
         """Take out a row that was put in with that longest run."""
-        key = (longest << _SHIFT) | row
-        self._changes[key] = self._changes.get(key, 0) - 1
-        self._count -= 1
+        self._change(row, longest, -1)
 
     def at_least(self, length: int) -> Int64s:
         """The entries of rows whose longest run has at least ``length`` steps: not to be written to."""
         keys = self._settled()
         return keys[keys.searchsorted(length << _SHIFT) :]
+
+    def _change(self, row: int, longest: int, by: int) -> None:
+        key = (longest << _SHIFT) | row
+        change = self._changes.pop(key, 0) + by
+        if change:  # what cancels out is forgotten: nobody may ever look at this order
+            self._changes[key] = change
+        self._count += by
 
     def _settled(self) -> Int64s:
         if self._changes:

@@ -158,3 +158,13 @@ def test_a_batch_of_other_fields_than_the_segments_is_copied_by_numpy_or_refused
     wider = EpisodeSchema((FieldSpec(("obs", "pose"), "float64", (3,)), *ENV[1:2], *RECORDED, *ANNOTATIONS))
     with pytest.raises(TypeError, match="pose"):
         copied(SegmentCopier(LAYOUT, a_segment()), CHUNK, BatchLayout.of(wider, 2, 4, context=False))
+
+
+@BOTH
+def test_a_segment_closed_by_another_thread_takes_nothing_from_a_copy_under_way(compiled: bool) -> None:
+    segment = a_segment()
+    theirs = memoryview(segment)
+    copier = SegmentCopier(LAYOUT, theirs, compiled=compiled)
+    batch = BatchLayout.of(SCHEMA, 2, 4, context=False)
+    theirs.release()
+    assert copied(copier, CHUNK, batch) == copied(SegmentCopier(LAYOUT, segment), CHUNK, batch)

@@ -28,6 +28,33 @@ def test_a_ranking_gives_the_rows_with_a_long_enough_run(content, length, data):
     assert rows_of(ranking.at_least(length)) == [row for _, row in expected]
 
 
+def test_an_order_that_nobody_looks_at_gathers_no_more_than_its_rows():
+    """The orders of modes and generations that nobody samples must not grow as long as the run lasts."""
+    ranking = Ranking()
+    ranking.add(7, 1)
+    assert ranking.longest == 1
+    for longest in range(1, 1000):
+        ranking.remove(7, longest)
+        ranking.add(7, longest + 1)
+    assert len(ranking._changes) == 2
+    assert rows_of(ranking.at_least(1000)) == [7]
+    assert len(ranking) == len(ranking.at_least(0)) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.booleans()), max_size=40))
+def test_a_row_that_comes_and_goes_between_looks_is_there_or_not(turns):
+    ranking, there = Ranking(), set()
+    for row, longest, looked_at in turns:
+        if (longest, row) in there:
+            ranking.remove(row, longest)
+        else:
+            ranking.add(row, longest)
+        there ^= {(longest, row)}
+        if looked_at:
+            assert rows_of(ranking.at_least(0)) == [row for _, row in sorted(there)]
+    assert rows_of(ranking.at_least(0)) == [row for _, row in sorted(there)]
+
+
 @given(st.lists(st.sets(st.integers(0, 1000), max_size=8), min_size=1, max_size=4))
 def test_candidates_of_several_parts_have_a_place_each(parts):
     arrays = tuple(np.array(sorted(part), np.int64) + (7 << 32) for part in parts)
