@@ -74,8 +74,8 @@ class Feed:
         self._notify = notify
         self._seeds = Seeds(plan.seed)
         self._changed = threading.Condition()
-        # Both are filled at one end and emptied at the other, each step at once: that needs no lock, and to wake each
-        # other for every batch would cost the two threads more than a small one takes to copy.
+        # Both are filled at one end and emptied at the other, each step at once: that needs no lock, and neither thread
+        # wakes the other for every batch.
         self._ready: collections.deque[tuple[int | None, TensorDict]] = collections.deque()
         self._settled: collections.deque[int] = collections.deque()
         self._full = False  # the thread waits for room, or is about to

@@ -22,7 +22,7 @@ HUGE_BYTES: Final = 4 * 1024 * 1024  # from here on huge pages are asked for: fe
 
 
 class _Loan(weakref.ref[NDArray[np.uint8]]):
-    """Tells when an array over ``block`` is gone; a fifth of the time that ``weakref.finalize`` takes."""
+    """Tells when an array over ``block`` is gone, with less ado than ``weakref.finalize``."""
 
     __slots__ = ("block",)
     block: mmap.mmap
