@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ods_async.core.schema import Path, path_text
 from ods_async.errors import ArgumentError
 from ods_async.transport.pool import BufferPool
 
-__all__ = ["HOST", "Landing", "Mould", "as_tensordict", "landing_for", "views_of"]
+__all__ = ["HOST", "Landing", "Mould", "landing_for", "views_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,7 @@ def landing_for(device: object = None, pin_memory: bool = False, out: TensorDict
     return Landing(target, bool(pin_memory) and torch.cuda.is_available())
 
 
-def as_tensordict(views: Mapping[Path, NDArray[Any]], batch_size: int, length: int) -> TensorDict:
-    """A TensorDict ``[batch_size, length]`` over the memory of ``views``, nested by their paths; nothing is copied."""
-    return Mould(tuple(views), batch_size, length).over(views.values())
+_Group = dict[str, Any]  # key -> the place of a field, or a group of its own
 
 
 class Mould:
@@ -94,41 +92,25 @@ class Mould:
     def __init__(self, paths: Sequence[Path], batch_size: int, length: int) -> None:
         self._size = torch.Size((batch_size, length))
         self._make = _quick_maker()
-        self._root = _Group()
+        self._root: _Group = {}
         for place, path in enumerate(paths):
             group = self._root
             for key in path[:-1]:
-                group = group.inner(key)
-            group.leaves.append((path[-1], place))
-            group.order.append(path[-1])
+                group = group.setdefault(key, {})
+            group[path[-1]] = place
 
     def over(self, views: Iterable[NDArray[Any]]) -> TensorDict:
         """The batch over the memory of ``views``, one for each path, ``[batch_size, length, ...]``; no copy."""
         return self._made(self._root, [from_numpy(view) for view in views])
 
     def _made(self, group: _Group, tensors: list[torch.Tensor]) -> TensorDict:
-        found: dict[str, Any] = {key: tensors[place] for key, place in group.leaves}
-        if group.groups:
-            found |= {key: self._made(inner, tensors) for key, inner in group.groups.items()}
-            found = {key: found[key] for key in group.order}
+        found = {
+            key: self._made(inside, tensors) if isinstance(inside, dict) else tensors[inside]
+            for key, inside in group.items()
+        }
         if self._make is None:
             return TensorDict(found, batch_size=self._size)
         return self._make(found, batch_size=self._size, nested=False)
-
-
-class _Group:
-    """Fields and groups of fields below one key, in order."""
-
-    def __init__(self) -> None:
-        self.leaves: list[tuple[str, int]] = []
-        self.groups: dict[str, _Group] = {}
-        self.order: list[str] = []
-
-    def inner(self, key: str) -> _Group:
-        if key not in self.groups:
-            self.groups[key] = _Group()
-            self.order.append(key)
-        return self.groups[key]
 
 
 @functools.cache

@@ -138,8 +138,9 @@ class Link:
             if all(view.flags.aligned for view in views.values()):
                 return landing.deliver(form.mould.over(views.values()))
         if landing.out is not None:
-            for path, view in views_of(landing.out, layout).items():
-                np.copyto(view, layout.views(payload)[path])
+            wanted = views_of(landing.out, layout)
+            for path, received in layout.views(payload).items():
+                np.copyto(wanted[path], received)
             return landing.out
         target = self._target(form, landing)
         target.memory[:] = np.frombuffer(payload, np.uint8)

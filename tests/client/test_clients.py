@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDict
 
 from ods_async.client.aio import AsyncClient
-from ods_async.client.batch import as_tensordict
+from ods_async.client.batch import Mould
 from ods_async.client.link import Link
 from ods_async.client.sync import Client
 from ods_async.core.requests import BufferDescription, Cancel, GetLanguage, Plans, Sample
@@ -706,7 +706,7 @@ def test_the_quick_way_to_a_batch_gives_what_the_constructor_gives() -> None:
         ("obs", "cam.era", "rgb"): np.arange(80, dtype=np.uint8).reshape(2, 5, 8),
         ("valid",): np.ones((2, 5), np.bool_),
     }
-    quick = as_tensordict(views, 2, 5)
+    quick = Mould(tuple(views), 2, 5).over(views.values())
     nested = {"obs": {"qpos": 0, "cam.era": {"rgb": 0}}, "valid": 0}
     assert set(quick.keys(True, True)) == {("obs", "qpos"), ("obs", "cam.era", "rgb"), "valid"}
     assert set(quick.keys()) == set(nested)

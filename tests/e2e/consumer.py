@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import ods_async as ods
-from ods_async.client.batch import as_tensordict
+from ods_async.client.batch import Mould
 from ods_async.core.copying import SegmentCopier
 from ods_async.core.memory import BatchLayout
 from ods_async.core.requests import Plan
@@ -157,7 +157,8 @@ async def stop_midway(kind: str, endpoint: str, batch: int, chunk: int, facts: R
         image, half = ("obs", "image"), plan.batch_size // 2  # the large one: half of its windows come now
         out = layout.views(memory)
         out[image][half:] = layout.views(rest)[image][half:]
-        torn.append(faults(as_tensordict(out, plan.batch_size, plan.length), known))
+        mould = Mould(tuple(out), plan.batch_size, plan.length)
+        torn.append(faults(mould.over(out.values()), known))
         return unchanged
 
     async with opened(kind, endpoint, "shared_memory") as client:
