@@ -200,10 +200,11 @@ def _may_be_ours(owner: int, pids: set[int], strangers: bool) -> bool:
 
 def _sockets_in(*folders: Path) -> Iterator[Path]:
     for folder in folders:
-        for path in folder.rglob("*"):
-            with contextlib.suppress(OSError):
-                if stat.S_ISSOCK(path.lstat().st_mode) or path.name.endswith(".sock.lock"):
-                    yield path
+        for place, _, names in os.walk(folder):  # which passes over what is removed meanwhile, by another run's tests
+            for path in map(Path(place).joinpath, names):
+                with contextlib.suppress(OSError):
+                    if stat.S_ISSOCK(path.lstat().st_mode) or path.name.endswith(".sock.lock"):
+                        yield path
 
 
 def _describe(process: psutil.Process) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ods_async.transport.shm import sweep_segments
+from tests.conftest import _sockets_in
 
 LEAKS = {
     "channel": (
@@ -73,3 +75,15 @@ def test_a_leak_fails_the_test_and_is_named(kind: str, tmp_path: Path) -> None:
     assert "the test left behind" in run.stdout
     assert told in run.stdout
     assert "2 passed, 1 error" in run.stdout or "2 passed, 2 errors" in run.stdout
+
+
+def test_a_folder_that_another_run_removes_during_the_look_does_not_disturb_it(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "b.sock.lock").touch()
+    looking = _sockets_in(tmp_path)
+    first = next(looking)
+    other = tmp_path / ("two" if first.parent.name == "one" else "one")
+    shutil.rmtree(other)
+    assert list(looking) == []
+    shutil.rmtree(first.parent)
