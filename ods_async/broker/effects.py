@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -53,8 +54,10 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-THREADS = 2
+GATHERING_THREADS = 2
+THREADS = 1 + GATHERING_THREADS  # a rollout is written beside
 IDLE_POOL_BYTES = 512 * 1024 * 1024
+SHARED_WORK_BYTES = 8 * 1024 * 1024  # from here on a batch is gathered by several threads
 INLINE_BYTES = 1024 * 1024  # gathered on the loop: a hop to a thread costs more than the copy
 ROOM_SECONDS = 2.0
 ROOM_POLL_SECONDS = 0.001
@@ -314,7 +317,7 @@ class EffectRunner:
             if room.nbytes <= INLINE_BYTES:
                 payload = self._gathered(effect.plan, memory)
             else:
-                payload = await self.in_thread(lambda: self._gathered(effect.plan, memory))
+                payload = await self._gathered_in_threads(effect.plan, memory)
         except OdsError as error:
             room.free()
             self._not_gathered(effect, error)
@@ -337,13 +340,31 @@ class EffectRunner:
     def _gathered(self, plan: Plan, memory: BrokerMemory) -> NDArray[np.uint8]:
         layout = memory.batch_layout(plan.batch_size, plan.length, context=plan.history > 0)
         payload = self._pool.take(layout.nbytes)
-        if not memory.copier.copy(plan, layout, payload.data):
-            raise OdsError("the batch took longer to gather than its lease lasted, and was dropped; ask again")
-        return payload
+        return _whole(payload, memory.copier.copy(plan, layout, payload.data))
+
+    async def _gathered_in_threads(self, plan: Plan, memory: BrokerMemory) -> NDArray[np.uint8]:
+        """As :meth:`_gathered`; a large batch by several threads: who asked for it waits, and so does a processor."""
+        layout = memory.batch_layout(plan.batch_size, plan.length, context=plan.history > 0)
+        payload = self._pool.take(layout.nbytes)
+
+        def copy(part: tuple[int, int]) -> bool:
+            return memory.copier.copy(plan, layout, payload.data, part)
+
+        n = plan.batch_size
+        count = min(GATHERING_THREADS, n) if layout.nbytes >= SHARED_WORK_BYTES else 1
+        parts = [(n * turn // count, n * (turn + 1) // count) for turn in range(count)]
+        done = await asyncio.gather(*(self.in_thread(functools.partial(copy, part)) for part in parts))
+        return _whole(payload, all(done))
 
     def _not_gathered(self, effect: GatherFrame, error: OdsError) -> None:
         self.refuse(effect.peer, effect.request_id, error)
         self._feed(FrameGathered(effect.plan.lease_id, error.message))
+
+
+def _whole(payload: NDArray[np.uint8], unchanged: bool) -> NDArray[np.uint8]:
+    if not unchanged:
+        raise OdsError("the batch took longer to gather than its lease lasted, and was dropped; ask again")
+    return payload
 
 
 def _own_fault(what: str, error: Exception) -> OdsError:

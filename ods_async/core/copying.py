@@ -76,8 +76,17 @@ class SegmentCopier:
         """
         WindowPlan.from_message(plan, self._layout.rows, self._layout.steps)
 
-    def copy(self, plan: Plan, batch: BatchLayout, memory: Buffer | NDArray[np.uint8]) -> bool:
+    def copy(
+        self,
+        plan: Plan,
+        batch: BatchLayout,
+        memory: Buffer | NDArray[np.uint8],
+        part: tuple[int, int] | None = None,
+    ) -> bool:
         """Copy the windows of ``plan`` into ``memory``, which is laid out as ``batch``: every field of it.
+
+        With ``part`` only the windows from its first number to before its second are copied, to their places: several
+        threads can share the work.
 
         Returns:
             False when a row was written meanwhile, so that the windows may be torn.
@@ -93,20 +102,26 @@ class SegmentCopier:
         table = None if self._copy is None else self._table(batch)
         if table is None:
             view = memoryview(memory)  # type: ignore[arg-type]  # an array is one, which Python 3.11 cannot say
-            return self.copy_into(plan, batch.views(view), batch.windows(view))
+            return self.copy_into(plan, batch.views(view), batch.windows(view), part)
         assert self._copy is not None
         fields, mask = table
+        rows, starts, first, last, stamps = plan.rows, plan.starts, plan.first, plan.last, plan.stamps
+        if part is not None:
+            begin, end = part
+            fields, mask = _further(fields, mask, begin * plan.length)
+            rows, starts, first, last = (each[4 * begin : 4 * end] for each in (rows, starts, first, last))
+            stamps = stamps[8 * begin : 8 * end]
         layout = self._layout
         try:
             return self._copy(
                 self._buffer,
                 memory,
                 fields,
-                plan.rows,
-                plan.starts,
-                plan.first,
-                plan.last,
-                plan.stamps,
+                rows,
+                starts,
+                first,
+                last,
+                stamps,
                 layout.rows,
                 layout.steps,
                 plan.length,
@@ -119,10 +134,19 @@ class SegmentCopier:
             raise _misfit(plan, str(error)) from error
 
     def copy_into(
-        self, plan: Plan, out: Mapping[Path, NDArray[Any]], whole: Mapping[Path, NDArray[np.void]] | None = None
+        self,
+        plan: Plan,
+        out: Mapping[Path, NDArray[Any]],
+        whole: Mapping[Path, NDArray[np.void]] | None = None,
+        part: tuple[int, int] | None = None,
     ) -> bool:
         """As :meth:`copy`, by numpy, into arrays wherever they lie; see :meth:`GatherProgram.run`."""
         windows, expected = WindowPlan.from_message(plan, self._layout.rows, self._layout.steps)
+        if part is not None:
+            begin, end = part
+            windows, expected = windows.part(begin, end), expected[begin:end]
+            out = {path: array[begin:end] for path, array in out.items()}
+            whole = None if whole is None else {path: array[begin:end] for path, array in whole.items()}
         self.program.run(windows, out, whole)
         return np.array_equal(self.stamps[windows.rows], expected)
 
@@ -152,6 +176,13 @@ class SegmentCopier:
                 return None
             entries.append((offset, field.step_nbytes, target, pad))
         return np.array(entries, np.int64).reshape(-1, 4).tobytes(), mask
+
+
+def _further(fields: bytes, mask: int, steps: int) -> tuple[bytes, int]:
+    """A table whose targets lie so many steps further on in the batch."""
+    table = np.frombuffer(fields, np.int64).reshape(-1, 4).copy()
+    table[:, 2] += steps * table[:, 1]
+    return table.tobytes(), mask if mask < 0 else mask + steps
 
 
 def _byte_of_padding(field: FieldSpec) -> int | None:

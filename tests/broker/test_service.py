@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ods_async.broker import effects
 from ods_async.broker.service import Broker
 from ods_async.config import OnlineDataEngineCfg
 from ods_async.core.memory import BatchLayout, SegmentLayout
@@ -99,9 +100,15 @@ def test_a_run_from_the_first_ticket_to_a_plan_gathered_out_of_the_segment() -> 
     assert broker.counts.get("faults", 0) == 0
 
 
+@pytest.mark.parametrize("in_parts", [False, True], ids=["at once", "by several threads"])
 @pytest.mark.parametrize("shared_memory", ["on", "off"])
-def test_a_frame_holds_the_same_windows_with_and_without_shared_memory(shared_memory: str) -> None:
+def test_a_frame_holds_the_same_windows_with_and_without_shared_memory(
+    shared_memory: str, in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B20, B25–B27: batches and contexts leave as one payload, laid out as BatchLayout says."""
+    if in_parts:
+        monkeypatch.setattr(effects, "INLINE_BYTES", 0)
+        monkeypatch.setattr(effects, "SHARED_WORK_BYTES", 0)
     with (
         run_broker(config(shared_memory=shared_memory, gym_config={"num_envs": 2})) as broker,
         RawConsumer(broker.endpoint) as consumer,

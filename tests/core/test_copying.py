@@ -1,5 +1,6 @@
 """Both copies, the compiled one and numpy's, held against each other and against plans that do not fit."""
 
+import itertools
 import shutil
 from dataclasses import replace
 
@@ -93,6 +94,36 @@ def test_a_row_written_meanwhile_is_found(windows: WindowPlan, victim: int, comp
     batch = BatchLayout.of(SCHEMA, len(windows), windows.length, context=False)
     whole, _ = copied(SegmentCopier(LAYOUT, segment, compiled=compiled), a_plan(windows), batch)
     assert whole == (victim not in windows.rows)
+
+
+@BOTH
+@given(windows=st.one_of(chunks(), contexts()), cuts=st.lists(st.integers(0, 9), max_size=3))
+def test_a_batch_copied_in_parts_is_the_batch_b20_b26(windows: WindowPlan, cuts: list[int], compiled: bool) -> None:
+    copier, n = SegmentCopier(LAYOUT, a_segment(), compiled=compiled), len(windows)
+    batch = BatchLayout.of(SCHEMA, n, windows.length, context=windows.history > 0)
+    plan = a_plan(windows)
+    whole, expected = copied(copier, plan, batch)
+    assert whole
+    memory = bytearray(b"\xa5" * batch.nbytes)
+    ends = sorted({0, n, *(min(cut, n) for cut in cuts)})
+    for part in reversed(list(itertools.pairwise(ends))):
+        assert copier.copy(plan, batch, memory, part)
+    assert {path: array.tobytes() for path, array in batch.views(memory).items()} == expected
+
+
+@BOTH
+def test_a_part_writes_nothing_beside_its_windows_and_sees_only_its_own_rows(compiled: bool) -> None:
+    segment = a_segment()
+    windows = WindowPlan(int32(0, 4, 2), int32(2, 9, 1), int32(0, 8, 0), int32(5, 13, 9), 4, 2)
+    batch = BatchLayout.of(SCHEMA, 3, 4, context=True)
+    plan = a_plan(windows)
+    LAYOUT.stamps(segment)[4] += 1
+    copier, memory = SegmentCopier(LAYOUT, segment, compiled=compiled), bytearray(b"\xa5" * batch.nbytes)
+    assert copier.copy(plan, batch, memory, (2, 3))
+    for array in batch.views(memory).values():
+        assert array[:2].tobytes() == b"\xa5" * array[:2].nbytes
+    assert not copier.copy(plan, batch, memory, (1, 3))
+    assert copier.copy(plan, batch, memory, (0, 1))
 
 
 CHUNK = a_plan(WindowPlan(int32(0, 4), int32(2, 9), None, None, 4, 0))
