@@ -40,7 +40,7 @@ def ratio(above: str, below: str, what: str = "batches_s") -> Callable[[Rows], f
 BARS = (
     Bar("S, shared memory, blocking: batches/s", rate("S blocking"), least=3000),
     Bar("S, shared memory, asyncio: batches/s", rate("S asyncio"), least=2000),
-    Bar("S, shared memory, prefetching: batches/s", rate("S prefetch"), least=6000),
+    Bar("S, shared memory, prefetching 32: batches/s", rate("S prefetch 32"), least=6000),
     Bar("I, shared memory, blocking: share of memcpy", ratio("I blocking", "memcpy I"), least=0.8),
     Bar("I, shared memory, prefetching: share of memcpy", ratio("I prefetch", "memcpy I"), least=0.8),
     *(

@@ -31,6 +31,8 @@ from ods_async.core.requests import GetStats, Stats, WaitReady  # noqa: E402
 from ods_async.testing.peers import RawConsumer  # noqa: E402
 
 AHEAD = 8
+FAR_AHEAD = 32  # of small batches: fewer questions, and still only 15 MB
+CLIENTS = ("blocking", "asyncio", "prefetch", "asyncio_prefetch")
 _RAW = (("batches_s", "rate"), ("gb_s", "gb_s"))
 Row = dict[str, Any]
 
@@ -89,7 +91,7 @@ class Bench:
                 if prepare is not None and name in prepare:
                     prepare[name]()
                 for consumer in consumers:
-                    consumer.tell("measure", seconds=self.seconds, repeats=1, ahead=AHEAD, **case)
+                    consumer.tell("measure", seconds=self.seconds, repeats=1, **{"ahead": AHEAD, **case})
                 found[name].append([consumer.answer() for consumer in consumers])
         for name, (consumers, case) in cases.items():
             self._row(name, len(consumers), case, found[name])
@@ -111,6 +113,7 @@ class Bench:
             "path": case["endpoint"].split(":")[0] + " frames" if case.get("path") == "frames" else "shared memory",
             "mode": case.get("mode", "episode"),
             "consumers": consumers,
+            "ahead": case.get("ahead", AHEAD),
             "batches_s": spread(rates),
             "gb_s": spread([rate * nbytes / 1e9 for rate in rates]),
             "p50_us": spread([statistics.median(each["p50_us"] for each in together) for together in rounds]),
@@ -224,8 +227,13 @@ def small(bench: Bench) -> None:
     """Workload S: clients, paths, modes, budgets."""
     with bench.consumers(1) as stack, bench.service("S") as service, bench.service("S budget") as budgeted:
         who = stack.consumers  # type: ignore[attr-defined]
-        clients = ["blocking", "asyncio", "prefetch", "asyncio_prefetch"]
-        bench.measure({f"S {client}": (who, service.case(client)) for client in clients})
+        cases = {f"S {client}": (who, service.case(client)) for client in CLIENTS}
+        cases |= {
+            f"S {client} {FAR_AHEAD}": (who, service.case(client, ahead=FAR_AHEAD))
+            for client in CLIENTS
+            if "prefetch" in client
+        }
+        bench.measure(cases)
         bench.measure(
             {
                 f"S {path} {client}": (who, service.case(client, path))
@@ -259,9 +267,8 @@ def image(bench: Bench) -> None:
     """Workload I: clients, paths, with and without an allocator that keeps big blocks."""
     with bench.consumers(1) as stack, bench.consumers(1, keep=False) as plain, bench.service("I") as service:
         who, unkept = stack.consumers, plain.consumers  # type: ignore[attr-defined]
-        clients = ["blocking", "asyncio", "prefetch", "asyncio_prefetch"]
         beside = memcpy(bench, stack, "I")
-        bench.measure({f"I {client}": (who, service.case(client)) for client in clients}, beside=beside)
+        bench.measure({f"I {client}": (who, service.case(client)) for client in CLIENTS}, beside=beside)
         cases = {
             f"I {path} {client}": (who, service.case(client, path))
             for path in ("ipc", "tcp")

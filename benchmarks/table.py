@@ -22,7 +22,8 @@ END: Final = "<!-- figures: end -->"
 _SHOWN: Final = (
     ("shared memory, one at a time", "{} blocking"),
     ("shared memory, one at a time, asyncio", "{} asyncio"),
-    ("shared memory, drawn ahead", "{} prefetch"),
+    ("shared memory, 8 drawn ahead", "{} prefetch"),
+    ("shared memory, 32 drawn ahead", "{} prefetch 32"),
     ("shared memory, in a DataLoader without workers", "{} DataLoader, 0 workers"),
     ("frames over tcp, one at a time", "{} tcp blocking"),
     ("frames over tcp, drawn ahead", "{} tcp prefetch"),

@@ -65,18 +65,17 @@ class Errand(Generic[A]):
         """Carry it out to its end.
 
         Args:
-            follow: called once, before the first piece of work; it may post the next errand on the same lane.
+            follow: called before every piece of work until it has posted the next errand on the same lane.
 
         Returns:
             The outcome, and the errand that ``follow`` posted.
         """
         following: Errand[A] | None = None
-        followed = False
         try:
             step = self._resume()
             while True:
-                if isinstance(step, Do) and not followed:
-                    followed, following = True, follow()
+                if isinstance(step, Do) and following is None:
+                    following = follow()
                 elif isinstance(step, Ask) and following is not None:
                     following.collect()
                 step = self._carry_out(step)

@@ -77,6 +77,27 @@ def test_a_further_question_waits_until_the_line_is_free() -> None:
     assert second.finish(lambda: None)[0] == "GetStats"
 
 
+def test_without_room_before_the_first_copy_the_next_question_is_asked_before_a_later_one() -> None:
+    line, owed = Line(), []
+
+    def group() -> Generator[Any, Any, str]:
+        yield Ask(WaitReady())
+        for number in range(3):
+            yield Do(lambda number=number: line.heard.append(f"copy {number}"))
+        return "three"
+
+    room = iter([False, True])
+    first: Errand[str] = Errand(group(), line, 1.0)  # type: ignore[arg-type]
+    outcome, second = first.finish(
+        lambda: Errand(talk(line, owed, GetStats()), line, 1.0).post() if next(room) else None  # type: ignore[arg-type]
+    )
+    assert outcome == "three"
+    assert second is not None
+    assert line.heard[2:] == ["copy 0", "post GetStats", "copy 1", "copy 2"]
+    second.collect()
+    second.abandon()
+
+
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_failure_calls_off_or_hands_back_what_was_asked_ahead(answered: bool) -> None:
     line, owed = Line(), []
