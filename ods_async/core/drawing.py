@@ -16,6 +16,7 @@ Int64s = NDArray[np.int64]
 _SHIFT: Final = 32
 _ROW: Final = np.int64(2**_SHIFT - 1)
 _HASTY_ROUNDS: Final = 3
+_MOST_WAITING: Final = 1024
 
 
 class Ranking:
@@ -28,7 +29,8 @@ class Ranking:
 
     def __init__(self) -> None:
         self._keys: Int64s = np.empty(0, np.int64)
-        self._changes: dict[int, int] = {}  # key -> 1 to be put in, -1 to be taken out
+        self._changes: list[tuple[Int64s, int]] = []  # keys, and 1 to put them in, -1 to take them out
+        self._waiting = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -44,37 +46,41 @@ class Ranking:
         """The longest run of the row that has least; 0 when there are no rows."""
         return int(self._settled()[0]) >> _SHIFT if self._count else 0
 
-    def add(self, row: int, longest: int) -> None:
-        """Put in a row that is not in yet."""
-        self._change(row, longest, 1)
+    def add(self, rows: Int64s, longest: Int64s) -> None:
+        """Put in rows that are not in yet, each with its longest run: int64 ``[n]`` both."""
+        self._change(rows, longest, 1)
 
-    def remove(self, row: int, longest: int) -> None:
-        """Take out a row that was put in with that longest run."""
-        self._change(row, longest, -1)
+    def remove(self, rows: Int64s, longest: Int64s) -> None:
+        """Take out rows that were put in with those longest runs."""
+        self._change(rows, longest, -1)
 
     def at_least(self, length: int) -> Int64s:
         """The entries of rows whose longest run has at least ``length`` steps: not to be written to."""
         keys = self._settled()
         return keys[keys.searchsorted(length << _SHIFT) :]
 
-    def _change(self, row: int, longest: int, by: int) -> None:
-        key = (longest << _SHIFT) | row
-        change = self._changes.pop(key, 0) + by
-        if change:  # what cancels out is forgotten: nobody may ever look at this order
-            self._changes[key] = change
-        self._count += by
+    def _change(self, rows: Int64s, longest: Int64s, by: int) -> None:
+        self._changes.append(((longest << _SHIFT) | rows, by))
+        self._count += by * len(rows)
+        self._waiting += len(rows)
+        if self._waiting > _MOST_WAITING + 2 * len(self._keys):  # nobody may ever look at this order
+            self._settled()
 
     def _settled(self) -> Int64s:
         if self._changes:
+            changed, place = np.unique(np.concatenate([keys for keys, _ in self._changes]), return_inverse=True)
+            by = np.repeat([by for _, by in self._changes], [len(keys) for keys, _ in self._changes])
+            total = np.zeros(len(changed), np.int64)
+            np.add.at(total, place, by)
             keys = self._keys
-            gone = np.array([key for key, change in self._changes.items() if change < 0], np.int64)
+            gone, new = changed[total < 0], changed[total > 0]
             if len(gone):
                 keys = np.delete(keys, keys.searchsorted(gone))
-            new = np.array(sorted(key for key, change in self._changes.items() if change > 0), np.int64)
             if len(new):
                 keys = np.insert(keys, keys.searchsorted(new), new)
             self._keys = keys
-            self._changes = {}
+            self._changes = []
+            self._waiting = 0
         return self._keys
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
@@ -85,13 +84,12 @@ class EventLog:
         """The oldest sequence number still held; equal to :attr:`next` while there is none."""
         return self._next - len(self._events)
 
-    def append(self, make: Callable[[int], Event]) -> Event:
-        """Number an event and keep it: ``make`` gets the sequence number; what it returns, texts bounded, is the event.
+    def append(self, event: Event) -> Event:
+        """Keep the event numbered :attr:`next`; it comes back with its texts bounded.
 
         Raises:
-            ValueError: ``make`` did not use the number it was given.
+            ValueError: it has another number.
         """
-        event = make(self._next)
         if event.sequence != self._next:
             raise ValueError(f"event {event.kind!r} should have sequence {self._next}, found {event.sequence}")
         event, size = _bounded(event)
@@ -130,24 +128,26 @@ def bounded_text(text: str, limit: int = TEXT_BYTES) -> str:
     return head + note + tail
 
 
-# The fields that are more than a number, by class.
-_SIZED_FIELDS: Final = {
-    cls: tuple(field.name for field in dataclasses.fields(cls) if field.type not in ("int", "float"))
-    for cls in KINDS.values()
-}
+def _named(*types: str) -> dict[type[Event], tuple[str, ...]]:
+    return {
+        cls: tuple(field.name for field in dataclasses.fields(cls) if field.type in types) for cls in KINDS.values()
+    }
+
+
+_TEXTS: Final = _named("str")
+_RUNS: Final = _named("Runs")
 
 
 def _bounded(event: Event) -> tuple[Event, int]:
     """The event with its texts cut to :data:`TEXT_BYTES`, and about how many bytes it takes."""
     size = 256
     changes: dict[str, Any] = {}
-    for name in _SIZED_FIELDS[type(event)]:
+    for name in _TEXTS[type(event)]:
         value = getattr(event, name)
-        if isinstance(value, str):
-            text = bounded_text(value)
-            if text is not value:
-                changes[name] = text
-            size += 4 * len(text)
-        elif isinstance(value, tuple):
-            size += 120 * len(value)  # pairs of numbers
+        text = bounded_text(value)
+        if text is not value:
+            changes[name] = text
+        size += 4 * len(text)
+    for name in _RUNS[type(event)]:
+        size += 120 * len(getattr(event, name))  # pairs of numbers
     return (dataclasses.replace(event, **changes) if changes else event), size

@@ -121,9 +121,12 @@ class Run:
 
     def emit(self, cls: type[_E], **values: Any) -> Event:
         """Number an event and tell everyone."""
-        event = self.events.append(
-            lambda sequence: cls(sequence=sequence, run_id=self.run_id, monotonic_ns=self.now.monotonic_ns, **values)
-        )
+        number = self.events.next
+        return self.tell(cls(sequence=number, run_id=self.run_id, monotonic_ns=self.now.monotonic_ns, **values))
+
+    def tell(self, event: Event) -> Event:
+        """Tell everyone of an event that is numbered already: ``events.next``."""
+        event = self.events.append(event)
         self._effects.append(Announce(event))
         return event
 

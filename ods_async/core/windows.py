@@ -12,7 +12,7 @@ makes the starts of different boundaries disjoint and keeps the draw uniform.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -111,16 +111,42 @@ class _ModeTable:
         self.ranking = Ranking()
         self.by_generation: dict[int, Ranking] = {}
 
-    def put(self, row: int, runs: Int32s) -> None:
-        wide = self.runs.shape[1]
-        if len(runs) > wide:
-            while wide < len(runs):
+    def put(self, rows: NDArray[np.int64], runs: Sequence[Int32s]) -> None:
+        """From now on each of ``rows`` has these runs and no others."""
+        counts = [len(found) for found in runs]
+        wide, most = self.runs.shape[1], max(counts, default=0)
+        if most > wide:
+            while wide < most:
                 wide *= 2
             grown = np.zeros((self.runs.shape[0], wide, self.runs.shape[2]), np.int32)
             grown[:, : self.runs.shape[1]] = self.runs
             self.runs = grown
-        self.runs[row, : len(runs)] = runs
-        self.runs[row, len(runs) :] = 0
+        if most and min(counts) == most:
+            self.runs[rows, :most] = np.stack(runs)
+        else:
+            for row, found in zip(rows.tolist(), runs, strict=True):
+                self.runs[row, : len(found)] = found
+                self.runs[row, len(found) : most] = 0
+        self.runs[rows, most:] = 0
+
+    def rank(self, rows: NDArray[np.int64], longest: NDArray[np.int64], generation: int) -> None:
+        """Rows that can be drawn from now on, where they have any window at all."""
+        rows, longest = _with_windows(rows, longest)
+        if len(rows):
+            self.ranking.add(rows, longest)
+            if generation not in self.by_generation:
+                self.by_generation[generation] = Ranking()
+            self.by_generation[generation].add(rows, longest)
+
+    def unrank(self, rows: NDArray[np.int64], longest: NDArray[np.int64], generation: int) -> None:
+        """The opposite of :meth:`rank`, with the same words."""
+        rows, longest = _with_windows(rows, longest)
+        if len(rows):
+            self.ranking.remove(rows, longest)
+            ranking = self.by_generation[generation]
+            ranking.remove(rows, longest)
+            if not len(ranking):
+                del self.by_generation[generation]
 
     def starts_of(self, rows: NDArray[np.int64], length: int, rng: np.random.Generator) -> tuple[Int32s, Int32s]:
         """For each of ``rows`` one of its eligible starts, uniformly, and the run it lies in (int32 ``[n, columns]``).
@@ -146,6 +172,11 @@ class _ModeTable:
         before = upto.ravel()[picked] - count.ravel()[picked]
         starts = low.ravel()[picked] + (drawn - before)
         return starts.astype(np.int32), runs.reshape(-1, runs.shape[2])[picked]
+
+
+def _with_windows(rows: NDArray[np.int64], longest: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    some = longest > 0
+    return (rows, longest) if some.all() else (rows[some], longest[some])
 
 
 def _below(bounds: NDArray[np.integer[Any]], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -178,30 +209,35 @@ class RunIndex:
 
     def publish(self, row: int, runs: RowRuns, generation: int) -> None:
         """From now on ``row`` can be drawn; what it held before cannot."""
-        if not 0 <= row < self.rows:
-            raise IndexError(f"row {row} of a buffer of {self.rows} rows")
-        self.retire(row)
-        self._published[row] = (generation, runs.longest)
+        self.publish_all((row,), (runs,), generation)
+
+    def publish_all(self, rows: Sequence[int], runs: Sequence[RowRuns], generation: int) -> None:
+        """As :meth:`publish`, of several rows at once, all of them different ones."""
+        for row in rows:
+            if not 0 <= row < self.rows:
+                raise IndexError(f"row {row} of a buffer of {self.rows} rows")
+        self.retire_all(rows)
+        self._published.update((row, (generation, found.longest)) for row, found in zip(rows, runs, strict=True))
+        places = np.array(rows, np.int64)
         for mode, table in self._tables.items():
-            table.put(row, runs.of(mode))
-            longest = runs.longest[mode]
-            if longest:
-                table.ranking.add(row, longest)
-                if generation not in table.by_generation:
-                    table.by_generation[generation] = Ranking()
-                table.by_generation[generation].add(row, longest)
+            table.put(places, [found.of(mode) for found in runs])
+            table.rank(places, np.array([found.longest[mode] for found in runs], np.int64), generation)
 
     def retire(self, row: int) -> None:
         """From now on ``row`` cannot be drawn. A row that was not published stays so."""
-        generation, before = self._published.pop(row, (0, {}))
-        for mode, longest in before.items():
-            if longest:
-                table = self._tables[mode]
-                table.ranking.remove(row, longest)
-                ranking = table.by_generation[generation]
-                ranking.remove(row, longest)
-                if not len(ranking):
-                    del table.by_generation[generation]
+        self.retire_all((row,))
+
+    def retire_all(self, rows: Iterable[int]) -> None:
+        """As :meth:`retire`, of several rows at once."""
+        found: dict[int, list[tuple[int, dict[str, int]]]] = {}
+        for row in rows:
+            if row in self._published:
+                generation, longest = self._published.pop(row)
+                found.setdefault(generation, []).append((row, longest))
+        for generation, before in found.items():
+            places = np.array([row for row, _ in before], np.int64)
+            for mode, table in self._tables.items():
+                table.unrank(places, np.array([longest[mode] for _, longest in before], np.int64), generation)
 
     def rows_with(self, mode: str, length: int) -> int:
         """Rows that have an eligible window of ``length`` steps."""

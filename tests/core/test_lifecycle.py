@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,9 +29,9 @@ def published(sequence: int, steps: int = 3, runs: int = 1) -> EpisodePublished:
     )
 
 
-def failure(message: str, traceback_text: str) -> Callable[[int], Event]:
-    return lambda sequence: WorkerFailure(
-        sequence=sequence,
+def failure(message: str, traceback_text: str) -> Event:
+    return WorkerFailure(
+        sequence=0,
         run_id=4,
         monotonic_ns=5,
         worker_id="w",
@@ -96,7 +94,7 @@ def test_b41_replay_gives_what_is_held_and_tells_what_is_lost(
     history: int, appended: int, since: int, limit: int
 ) -> None:
     log = EventLog(history)
-    events = [log.append(published) for _ in range(appended)]
+    events = [log.append(published(number)) for number in range(appended)]
     assert [event.sequence for event in events] == list(range(appended))
     found, oldest, following = log.since(since, limit)
     assert (oldest, following) == (max(0, appended - history), appended) == (log.oldest, log.next)
@@ -106,7 +104,7 @@ def test_b41_replay_gives_what_is_held_and_tells_what_is_lost(
 def test_b41_paging_through_replay_sees_every_event_once() -> None:
     log = EventLog(10)
     for _ in range(13):
-        log.append(published)
+        log.append(published(log.next))
     seen, since = [], 0
     while True:
         page, _, following = log.since(since, 4)
@@ -120,17 +118,17 @@ def test_b41_paging_through_replay_sees_every_event_once() -> None:
 def test_b41_memory_is_bounded_in_bytes_and_the_newest_is_always_held() -> None:
     log = EventLog(1_000, history_bytes=40_000)
     for _ in range(50):
-        log.append(lambda sequence: published(sequence, runs=60))
+        log.append(published(log.next, runs=60))
     assert 2 <= log.next - log.oldest <= 8
-    last = log.append(lambda sequence: published(sequence, runs=400))
+    last = log.append(published(log.next, runs=400))
     assert log.since(0, 5)[0] == [last]
-    assert log.append(lambda n: WorkerReturned(sequence=n, run_id=4, monotonic_ns=1, worker_id="w")).sequence == 51
+    assert log.append(WorkerReturned(sequence=51, run_id=4, monotonic_ns=1, worker_id="w")).sequence == 51
 
 
 def test_b41_an_event_with_another_number_is_refused() -> None:
     log = EventLog(3)
     with pytest.raises(ValueError, match="sequence 0, found 1"):
-        log.append(lambda sequence: published(sequence + 1))
+        log.append(published(1))
     assert log.next == 0
 
 
