@@ -16,8 +16,12 @@ from ods_async.transport.pump import AsyncPump
 from ods_async.transport.sockets import Channel, ChannelKind, ChannelOptions, Frame, Hub, open_channel
 from ods_async.transport.watch import ConnectionWatch, watch_connection
 
-__all__ = ["Doors", "Siblings", "check_binds"]
+__all__ = ["IO_THREADS", "Doors", "Siblings", "check_binds"]
 
+# Who asks must not wait until the bytes of a rollout are in, nor for a thread that has been busy with them so long that
+# the kernel lets others go first: rollouts have a thread of their own.
+IO_THREADS = 2
+_ANSWERING_THREAD, _ROLLOUTS_THREAD = range(IO_THREADS)
 # Messages held for one peer. Answers to a consumer that asks one thing at a time; orders for a worker; whole rollouts
 # of one worker (each may be large, so few); events for a subscriber that pauses.
 _ANSWERS_HELD = 64
@@ -63,7 +67,7 @@ class Doors:
     """Opens everything in ``__init__`` and starts to serve with :meth:`open`. Belongs to one loop.
 
     Args:
-        hub: whose sockets to use.
+        hub: whose sockets to use; best one with :data:`IO_THREADS` threads.
         endpoints: where to answer requests; the other sockets are bound beside each of them.
         limits: bytes that a peer may send.
         keys: the broker's keys: on tcp only listed clients are served then, on all four sockets.
@@ -100,6 +104,7 @@ class Doors:
                 watched=True,
                 curve=keys,
                 zap_domain=name,
+                io_thread=_ROLLOUTS_THREAD if name == "rollouts" else _ANSWERING_THREAD,
             )
 
         header, rollout = limits.header_bytes, limits.rollout_bytes + _PAYLOAD_SLACK

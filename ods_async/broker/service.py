@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from ods_async.broker.doors import Doors, check_binds
+from ods_async.broker.doors import IO_THREADS, Doors, check_binds
 from ods_async.broker.effects import EffectRunner
 from ods_async.broker.ingest import Reports
 from ods_async.broker.serve import Requests
@@ -153,7 +153,7 @@ class Broker:
         check_binds(endpoints, insecure=self._cfg.allow_insecure_bind, keys=keys is not None)
         limits = self._settings.limits
         sweep_segments()
-        self._hub = Hub()
+        self._hub = Hub(IO_THREADS)
         try:
             self._doors = Doors(self._hub, endpoints, limits, keys=keys, on_refused=self._on_refused)
         except BaseException:

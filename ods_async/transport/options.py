@@ -67,6 +67,7 @@ class ChannelOptions:
         zap_domain: name of a socket with the broker's keys, as the gate hears it.
         topics: what a "sub" channel wants, by prefix; more with :meth:`Channel.subscribe`.
         watched: watch the connection from its first moment on (:func:`~ods_async.transport.watch.watch_connection`).
+        io_thread: which of the hub's own threads moves the bytes, counted round from 0; None: who has least to do.
     """
 
     high_water_mark: int = 1000
@@ -81,6 +82,7 @@ class ChannelOptions:
     zap_domain: str = "ods"
     topics: tuple[bytes, ...] = ()
     watched: bool = False
+    io_thread: int | None = None
 
 
 def apply_options(socket: zmq.Socket[bytes], kind: ChannelKind, options: ChannelOptions, *, ipv6: bool) -> None:
@@ -89,6 +91,8 @@ def apply_options(socket: zmq.Socket[bytes], kind: ChannelKind, options: Channel
     socket.set(zmq.RCVHWM, options.high_water_mark)
     socket.set(zmq.MAXMSGSIZE, -1 if options.max_message_bytes is None else options.max_message_bytes)
     socket.set(zmq.LINGER, milliseconds(options.linger))
+    if options.io_thread is not None:
+        socket.set(zmq.AFFINITY, 1 << options.io_thread % int(socket.context.get(zmq.IO_THREADS)))
     socket.set(zmq.HANDSHAKE_IVL, options.handshake_ms)
     socket.set(zmq.RECONNECT_IVL, options.reconnect_ms)
     socket.set(zmq.RECONNECT_IVL_MAX, options.reconnect_max_ms)

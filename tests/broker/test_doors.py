@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
-from ods_async.broker.doors import Doors
+from ods_async.broker.doors import IO_THREADS, Doors
 from ods_async.core.requests import Limits
-from ods_async.transport.sockets import Hub
+from ods_async.transport.sockets import Hub, open_channel
 
 
 def test_rollouts_are_read_again_when_every_pause_has_ended() -> None:
@@ -23,3 +24,43 @@ def test_rollouts_are_read_again_when_every_pause_has_ended() -> None:
         return reading
 
     assert asyncio.run(scenario()) == [False, False, False, True]
+
+
+def threads() -> dict[int, str]:
+    """The names of this process's threads, zmq's own among them."""
+    return {int(task.name): (task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
+
+
+def processor_ticks(thread: int) -> int:
+    fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_the_bytes_of_rollouts_are_not_moved_by_the_thread_that_moves_answers() -> None:
+    """Or who asks would wait for whoever hands in, although the loop is free."""
+    payload = bytearray(32 * 1024 * 1024)
+
+    async def scenario() -> list[int]:
+        with Hub() as sender, Hub(IO_THREADS) as hub:
+            before = threads()
+            doors = Doors(hub, ["tcp://127.0.0.1:0"], Limits())
+            own = {name: thread for thread, name in threads().items() if thread not in before}
+            got, enough = [], asyncio.Event()
+
+            def on_report(frames: list[object]) -> None:
+                got.append(len(frames))
+                if len(got) == 12:
+                    enough.set()
+
+            doors.open(lambda frames: None, on_report, lambda: None)
+            with open_channel(sender, "push", connect=[doors.siblings_for(doors.endpoints[0]).rollouts]) as push:
+                for _ in range(12):
+                    await asyncio.to_thread(push.wait, 10.0, True)
+                    assert push.send([b"a rollout", payload], copy=False)
+                await asyncio.wait_for(enough.wait(), 20.0)
+            ticks = [processor_ticks(own[f"ZMQbg/IO/{number}"]) for number in range(IO_THREADS)]
+            doors.close(0.0)
+            return ticks
+
+    answering, rollouts = asyncio.run(scenario())
+    assert rollouts > 4 * answering
