@@ -16,12 +16,12 @@ from ods_async.transport.pump import AsyncPump
 from ods_async.transport.sockets import Channel, ChannelKind, ChannelOptions, Frame, Hub, open_channel
 from ods_async.transport.watch import ConnectionWatch, watch_connection
 
-__all__ = ["IO_THREADS", "Doors", "Siblings", "check_binds"]
+__all__ = ["Doors", "Siblings", "check_binds", "doors_hub"]
 
 # Who asks must not wait until the bytes of a rollout are in, nor for a thread that has been busy with them so long that
-# the kernel lets others go first: rollouts have a thread of their own.
-IO_THREADS = 2
-_ANSWERING_THREAD, _ROLLOUTS_THREAD = range(IO_THREADS)
+# the kernel lets others go first: rollouts have a thread of their own, and it lets others go first anyway.
+_IO_THREADS = 2
+_ANSWERING_THREAD, _ROLLOUTS_THREAD = range(_IO_THREADS)
 # Messages held for one peer. Answers to a consumer that asks one thing at a time; orders for a worker; whole rollouts
 # of one worker (each may be large, so few); events for a subscriber that pauses.
 _ANSWERS_HELD = 64
@@ -63,11 +63,16 @@ def check_binds(endpoints: Sequence[str], *, insecure: bool, keys: bool = False)
             )
 
 
+def doors_hub() -> Hub:
+    """A hub with the threads that :class:`Doors` divide the work among."""
+    return Hub(_IO_THREADS, stepping_back=(_ROLLOUTS_THREAD,))
+
+
 class Doors:
     """Opens everything in ``__init__`` and starts to serve with :meth:`open`. Belongs to one loop.
 
     Args:
-        hub: whose sockets to use; best one with :data:`IO_THREADS` threads.
+        hub: whose sockets to use; best one of :func:`doors_hub`.
         endpoints: where to answer requests; the other sockets are bound beside each of them.
         limits: bytes that a peer may send.
         keys: the broker's keys: on tcp only listed clients are served then, on all four sockets.

@@ -8,7 +8,6 @@ import functools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,6 +42,7 @@ from ods_async.core.stimuli import (
 from ods_async.core.write import write_rollout
 from ods_async.errors import LimitExceededError, OdsError, SharedMemoryError
 from ods_async.transport.pool import BufferPool
+from ods_async.transport.priority import thread_pool
 from ods_async.transport.sockets import join_envelope
 from ods_async.wire.codec import encode_answer, encode_ticket
 from ods_async.wire.dialect import dialect_of
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 GATHERING_THREADS = 2
-THREADS = 1 + GATHERING_THREADS  # a rollout is written beside
+INGEST_THREADS = 2  # one writes a rollout, one reads the next
 IDLE_POOL_BYTES = 512 * 1024 * 1024
 SHARED_WORK_BYTES = 8 * 1024 * 1024  # from here on a batch is gathered by several threads
 INLINE_BYTES = 1024 * 1024  # gathered on the loop: a hop to a thread costs more than the copy
@@ -67,7 +67,7 @@ _UNHEARD = 0
 
 
 class EffectRunner:
-    """The hands of the broker. Everything but the functions given to :meth:`in_thread` runs in the loop's thread.
+    """The hands of the broker. All but what is given to :meth:`in_thread` and :meth:`in_the_back` runs in the loop.
 
     Args:
         doors: the open sockets.
@@ -98,7 +98,9 @@ class EffectRunner:
         self._limits = limits
         self._shared_memory = shared_memory
         self._run_id = run_id
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ods-broker")
+        self._threads = thread_pool(GATHERING_THREADS, "ods-broker")
+        # Nobody in particular waits for a rollout, but whoever draws waits for an answer.
+        self._back = thread_pool(INGEST_THREADS, "ods-ingest", stepping_back=True)
         self._working: set[asyncio.Task[None]] = set()
         self._memory: BrokerMemory | None = None
         self._pool = BufferPool(IDLE_POOL_BYTES)
@@ -177,8 +179,12 @@ class EffectRunner:
             self._inside.pop(request_id, None)
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
-        """Run ``work`` in one of the broker's threads."""
+        """Run ``work``, for which somebody waits, in one of the broker's threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def in_the_back(self, work: Callable[[], _T]) -> _T:
+        """Run ``work`` on a rollout in a thread that lets others go first."""
+        return await asyncio.get_running_loop().run_in_executor(self._back, work)
 
     def fault(self, doing: str, error: BaseException) -> None:
         """This program erred: count it, and report it with its traceback."""
@@ -189,7 +195,8 @@ class EffectRunner:
         """Send what is still to be told, wait for the threads' work (milliseconds), then give the memory back."""
         self._broadcasts.flush()
         await asyncio.gather(*self._working, return_exceptions=True)
-        self._threads.shutdown(wait=True)
+        for pool in (self._threads, self._back):
+            pool.shutdown(wait=True)
         for future in self._inside.values():
             future.cancel()
         memory, self._memory = self._memory, None
@@ -276,7 +283,7 @@ class EffectRunner:
         memory = self._memory
         assert memory is not None, "a rollout is written after the buffer is ready"
         try:
-            runs = await self.in_thread(lambda: write_rollout(memory.arrays, memory.stamps, effect))
+            runs = await self.in_the_back(lambda: write_rollout(memory.arrays, memory.stamps, effect))
         except Exception as error:
             self.fault("writing a rollout", error)
             self._feed(RolloutWritten(effect.job_id, f"it could not be written: {type(error).__name__}: {error}"))

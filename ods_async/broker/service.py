@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from ods_async.broker.doors import IO_THREADS, Doors, check_binds
+from ods_async.broker.doors import Doors, check_binds, doors_hub
 from ods_async.broker.effects import EffectRunner
 from ods_async.broker.ingest import Reports
 from ods_async.broker.serve import Requests
@@ -153,7 +153,7 @@ class Broker:
         check_binds(endpoints, insecure=self._cfg.allow_insecure_bind, keys=keys is not None)
         limits = self._settings.limits
         sweep_segments()
-        self._hub = Hub(IO_THREADS)
+        self._hub = doors_hub()
         try:
             self._doors = Doors(self._hub, endpoints, limits, keys=keys, on_refused=self._on_refused)
         except BaseException:
@@ -175,7 +175,7 @@ class Broker:
             run_id=self.run_id,
         )
         requests = Requests(self._feed, self._effects, limits)
-        self._reports = Reports(self._feed, self._effects.in_thread, self._doors.pause_rollouts, limits)
+        self._reports = Reports(self._feed, self._effects.in_the_back, self._doors.pause_rollouts, limits)
         self._doors.open(
             _guarded(requests.on_message, self._effects, "taking a request"),
             _guarded(self._reports.on_message, self._effects, "taking a report"),

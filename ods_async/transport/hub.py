@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import zmq
 
 from ods_async.errors import ClosedError
+from ods_async.transport.priority import own_threads, step_back
 
 if TYPE_CHECKING:
     from ods_async.transport.sockets import Channel
@@ -42,12 +43,14 @@ class _Context(zmq.Context[zmq.Socket[bytes]]):
 class Hub:
     """The sockets' engine: one zmq context, made at first use, in the process that uses it.
 
-    ``io_threads`` are zmq's own. A forked child that uses an inherited hub gets a context of its own and leaves the
-    parent's alone. :meth:`close` ends the channels that are still open (their threads must no longer use them).
+    ``io_threads`` are zmq's own; those numbered in ``stepping_back`` let others go first where processors are short. A
+    forked child that uses an inherited hub gets a context of its own and leaves the parent's alone. :meth:`close` ends
+    the channels that are still open (their threads must no longer use them).
     """
 
-    def __init__(self, io_threads: int = 1) -> None:
+    def __init__(self, io_threads: int = 1, stepping_back: tuple[int, ...] = ()) -> None:
         self._io_threads = io_threads
+        self._stepping_back = stepping_back
         self._lock = threading.Lock()
         self._pid = 0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -69,7 +72,18 @@ class Hub:
                 self._pid = process_id()
                 self._context = _Context(io_threads=self._io_threads)
                 self._context.set(zmq.BLOCKY, 0)
+                if self._stepping_back:
+                    self._step_back(self._context)
             return self._context
+
+    def _step_back(self, context: _Context) -> None:
+        # The first socket starts zmq's threads: one that tidies up, then those that move bytes, in order.
+        before = own_threads()
+        context.socket(zmq.PAIR).close(0)
+        started = sorted(own_threads() - before)
+        if len(started) == 1 + self._io_threads:  # else somebody else started one meanwhile, and nobody steps back
+            for number in self._stepping_back:
+                step_back(started[1 + number])
 
     @property
     def open_channels(self) -> int:

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from ods_async import Client, OnlineDataEngineCfg, OnlineDataset
 from ods_async.testing.broker import RunningBroker, run_broker
 from ods_async.testing.peers import RawWorker
-from tests.brokers import make_all_threads
 
 EPISODES = 6
 
@@ -30,7 +29,6 @@ def broker() -> Iterator[RunningBroker]:
             worker.work(EPISODES, length=9)
             with Client(running.endpoint) as client:
                 client.wait_ready()
-        make_all_threads(running)
         yield running
 
 

@@ -18,7 +18,6 @@ from ods_async.errors import ArgumentError, LimitExceededError, OdsError, Protoc
 from ods_async.testing.broker import RunningBroker, run_broker
 from ods_async.testing.peers import RawConsumer, RawWorker
 from ods_async.wire.codec import decode_answer, encode_request
-from tests.brokers import make_all_threads
 
 STEPS = 9
 
@@ -30,7 +29,6 @@ def broker() -> Iterator[RunningBroker]:
         with RawWorker(running.endpoint) as worker, Client(running.endpoint) as client:
             worker.work(3, length=6)
             client.wait_ready()
-        make_all_threads(running)
         yield running
         assert running.counts.get("faults", 0) == 0
 
