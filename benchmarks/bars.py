@@ -75,4 +75,9 @@ BARS = (
         lambda rows: float(rows["ingest ipc I"]["loop"]["worst_ms"]),
         most=5.0,
     ),
+    Bar(
+        "ingest: the same, apart from waits for a processor",
+        lambda rows: float(rows["ingest ipc I"]["loop"]["worst_without_waiting_ms"]),
+        most=5.0,
+    ),
 )

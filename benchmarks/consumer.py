@@ -49,12 +49,9 @@ class Consumer:
         self.base = 0
 
     def begin(self, keep: bool = False) -> dict[str, Any]:
-        import torch
-
         import ods_async.client.aio
         import ods_async.client.sync  # noqa: F401
 
-        torch.set_num_threads(1)
         kept = keep_big_blocks() if keep else False
         self.base = memory()["private"]
         return {"kept": kept, "base": self.base}

@@ -354,19 +354,26 @@ def ingest(bench: Bench) -> None:
         service.publish(True)
         rates = []
         service.broker.ask("watch")
+        stolen = stolen_ms()
         for _ in range(bench.repeats):
             before, begin = service.episodes(), time.monotonic()
             time.sleep(bench.seconds)
             after, end = service.episodes(), time.monotonic()
             rates.append((after - before) / work.num_envs * work.rollout_bytes / (end - begin) / 1e9)
-        loop = service.broker.ask("watch")
+        loop = service.broker.ask("watch") | {"stolen_ms": stolen_ms() - stolen}
         note = (
             f"  loop held up {loop['worst_ms']:.1f} ms at worst ({loop['over_5_ms']} of {loop['calls']} over 5 ms), "
             f"{loop['worst_waited_for_a_processor_ms']:.1f} of them without a processor; "
-            f"{loop['worst_without_waiting_ms']:.1f} ms at worst with one"
+            f"{loop['worst_without_waiting_ms']:.1f} ms at worst with one; {loop['stolen_ms']} ms taken by the host"
         )
         bench.add({"name": "ingest ipc I", "gb_s": spread(rates), "loop": loop, "note": note})
         bench.memory("broker while ingesting I", service.broker)
+
+
+def stolen_ms() -> int:
+    """Time in which this machine's processors could run something and its host let others run, see proc_stat(5)."""
+    ticks = int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
+    return ticks * 1000 // os.sysconf("SC_CLK_TCK")
 
 
 def peers(bench: Bench) -> None:

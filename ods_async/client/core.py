@@ -54,6 +54,9 @@ class StreamPlan:
 class ClientCore:
     """The part of a client that neither blocks nor awaits.
 
+    Batches of 8 MB and more are copied out of shared memory by as many threads as torch may use
+    (``torch.set_num_threads``), at most four.
+
     Args:
         endpoint: the broker's address, ``tcp://host:port`` or ``ipc:///path``.
         owner: the owner's token, for the owner's verbs; None for a plain consumer.

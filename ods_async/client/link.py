@@ -6,10 +6,12 @@ import logging
 from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from ods_async.client.batch import Landing, Mould, views_of
+from ods_async.client.crew import SHARED_WORK_BYTES, Crew
 from ods_async.core.copying import SegmentCopier
 from ods_async.core.memory import BatchLayout, SegmentLayout
 from ods_async.core.requests import Batch, BufferDescription, Plan
@@ -55,6 +57,7 @@ class Link:
         self._attached = attached
         self._forms: dict[tuple[int, int, bool], _Form] = {}
         self._served: set[tuple[int, int, bool]] = set()
+        self._crew = Crew()
         self._copier: SegmentCopier | None = None
         self._edition: NDArray[np.int64] | None = None
         if attached is not None:
@@ -111,9 +114,14 @@ class Link:
             return landing.out if copier.copy_into(plan, views_of(landing.out, form.layout)) else None
         target = prepared if isinstance(prepared, _Target) else self._target(form, landing)
         self._served.add(key)
-        if not copier.copy(plan, form.layout, target.memory):
-            return None
-        return landing.deliver(target.batch)
+        return landing.deliver(target.batch) if self._copied(copier, plan, form.layout, target.memory) else None
+
+    def _copied(self, copier: SegmentCopier, plan: Plan, layout: BatchLayout, memory: NDArray[np.uint8]) -> bool:
+        """Whether the windows are in ``memory`` now, and whole. Large ones take as many threads as torch may use."""
+        if layout.nbytes < SHARED_WORK_BYTES:
+            return copier.copy(plan, layout, memory)
+        hands = torch.get_num_threads()
+        return self._crew.share(plan.batch_size, hands, lambda part: copier.copy(plan, layout, memory, part))
 
     def wrap(self, answer: Batch, payload: bytes | memoryview, landing: object) -> TensorDict:
         """A batch over the received frame itself where that is writable, else over a copy of it.
@@ -150,6 +158,7 @@ class Link:
         """Let go of the segment. Batches stay valid: they never point into it."""
         self._copier = None
         self._edition = None
+        self._crew.close()
         if self._attached is not None:
             self._attached.close()
 

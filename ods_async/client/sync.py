@@ -194,6 +194,7 @@ class Client(ClientCore):
     ) -> BatchStream:
         """Batches without end, ``prefetch`` of them drawn ahead in a thread with its own socket (0: none, no thread).
 
+        Half of them are asked for at once, so batches of half a megabyte come faster with 32 ahead than with 4.
         Seeded, it repeats for the same buffer content and the same ``prefetch``. ``timeout`` is for every batch. Close
         the stream (or use it in a ``with`` block) to hand back what was drawn ahead.
         """

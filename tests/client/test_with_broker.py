@@ -9,9 +9,11 @@ import threading
 import time
 from typing import Any
 
+import pytest
 import torch
 from tensordict import TensorDict
 
+from ods_async.client import link
 from ods_async.client.aio import AsyncClient
 from ods_async.client.sync import Client
 from ods_async.config import OnlineDataEngineCfg
@@ -35,6 +37,38 @@ def check(batch: TensorDict) -> None:
     assert (mark // 1000 == batch["obs", "state"][..., 0]).all()
     assert (batch["actions"][..., 1] == batch["obs", "state"][..., 0]).all()
     assert (mark % 1000 == batch["episode_step"]).all()
+
+
+@pytest.mark.parametrize("context", [False, True])
+def test_b20_a_batch_that_several_threads_copied_is_the_same_batch(
+    context: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And they end with the client, whatever else draws at the same time."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    with run_broker(config(), ipc=True) as broker, RawWorker(broker.endpoint) as worker:
+        worker.work(6)
+        ipc = next(endpoint for endpoint in broker.endpoints if endpoint.startswith("ipc"))
+        with Client(ipc, data_path="shared_memory") as client:
+
+            def draw() -> TensorDict:
+                return (
+                    client.sample_batch_with_context(31, 3, 4, seed=5)
+                    if context
+                    else client.sample_batch(31, 5, seed=5)
+                )
+
+            alone = draw()
+            monkeypatch.setattr(link, "SHARED_WORK_BYTES", 0)
+            together = draw()
+            assert (alone == together).all()
+            assert "ods-copy" in {thread.name.rpartition("_")[0] for thread in threading.enumerate()}
+            many = [
+                threading.Thread(target=lambda: [check(client.sample_batch(31, 5)) for _ in range(50)]) for _ in "abc"
+            ]
+            for thread in many:
+                thread.start()
+            for thread in many:
+                thread.join()
 
 
 def test_consumers_of_every_kind_draw_whole_windows_while_episodes_stream_in() -> None:
