@@ -21,6 +21,7 @@ from ods_async.transport.endpoint import default_ipc, is_loopback, parse_endpoin
 __all__ = ["ENVIRONMENT_NAME", "find_token", "published_token", "token_file", "withdraw_token"]
 
 ENVIRONMENT_NAME = "ODS_OWNER_TOKEN"
+_UNNAMED_BYTES = 6  # of the random part of a name that a file has until the token is in it
 
 
 def token_file(endpoint: str) -> Path | None:
@@ -63,7 +64,9 @@ def _own_file(endpoint: str) -> Path | None:
 
 def _write_locked(path: Path, token: bytes) -> int:
     """Put the token at ``path``, locked from before it has that name, and return the descriptor that holds the lock."""
-    unnamed = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
+    for left in path.parent.glob(f"{path.name}.{'[0-9a-f]' * 2 * _UNNAMED_BYTES}"):
+        _remove_dead(left)
+    unnamed = path.with_name(f"{path.name}.{secrets.token_hex(_UNNAMED_BYTES)}")
     descriptor = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -105,10 +108,16 @@ def find_token(endpoint: str, operation: str) -> bytes:
 def _sweep() -> None:
     """Remove what services that were killed have left in the private folder."""
     for path in Path(default_ipc("default").path).parent.glob("*.owner"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the service lives
-            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                path.unlink()
+        _remove_dead(path)
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove a file whose service does not live. One without a token yet is being made by a service that begins."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the service lives
+        held = os.fstat(file.fileno())
+        if held.st_size and path.stat().st_ino == held.st_ino:
+            path.unlink()
 
 
 def _refused(operation: str, why: str) -> OwnerOnlyError:

@@ -87,6 +87,12 @@ class Roster:
         self._forget_long_gone()
         return record
 
+    def never_heard(self, worker_id: str, now: float) -> WorkerRecord:
+        """A record of a worker that is gone before it said a word."""
+        record = self._workers[worker_id] = WorkerRecord(worker_id, "gone", now, ended=True)
+        self._forget_long_gone()
+        return record
+
     def heard(self, worker_id: str, now: float) -> tuple[WorkerRecord | None, bool]:
         """Note a sign of life. Returns the record and whether the worker was thought to be stalled or gone."""
         record = self._workers.get(worker_id)

@@ -69,22 +69,22 @@ class Workforce:
         """A local worker's process ended, says the one who watches it (who may say so late, or twice)."""
         run = self._run
         record = run.roster.get(exit_.worker_id)
-        if record is not None and exit_.pid:
+        if record is None:
+            record = run.roster.never_heard(exit_.worker_id, run.now.seconds)
+        if exit_.pid:
             if record.exited_pid == exit_.pid:
                 return
             record.exited_pid = exit_.pid
-        replaced = record is not None and exit_.pid not in (0, record.pid) and not record.ended
-        spoke = record is not None and (exit_.worker_id in self._last_words if replaced else record.failed)
-        left = record is not None and record.said_goodbye
+        replaced = exit_.pid not in (0, record.pid) and not record.ended
+        spoke = exit_.worker_id in self._last_words if replaced else record.failed
+        left = record.said_goodbye
         run.emit(events.WorkerExited, worker_id=exit_.worker_id, exit_code=exit_.exit_code)
         if not replaced:
             run.roster.leave(exit_.worker_id)
             self._production.reissue(run.tickets.abandon(exit_.worker_id, f"{exit_.worker_id} exited"))
         if exit_.will_restart:
-            restarts = (record.restarts if record else 0) + 1
-            if record is not None:
-                record.restarts = restarts
-            run.emit(events.WorkerRestarted, worker_id=exit_.worker_id, restarts=restarts)
+            record.restarts += 1
+            run.emit(events.WorkerRestarted, worker_id=exit_.worker_id, restarts=record.restarts)
         if not run.alive and exit_.exit_code == 0:
             return
         if left and exit_.exit_code == 0 and exit_.worker_id not in run.settings.supervised:
@@ -98,8 +98,7 @@ class Workforce:
         if spoke:
             error = self._last_words.get(exit_.worker_id, error)
         else:
-            if record is not None:
-                record.failures += 1
+            record.failures += 1
             run.report_worker_failure(exit_.worker_id, "process", None, error)
         if run.settings.worker_failure == "fail" and not exit_.will_restart:
             self._end_run(error)
@@ -133,6 +132,8 @@ class Workforce:
     def _hello(self, hello: Hello) -> None:
         run = self._run
         old = run.roster.get(hello.worker_id)
+        if old is not None and old.ended and old.exited_pid == hello.pid != 0 and old.host in ("", hello.host):
+            return  # said before its end, the news of which came by another way, and faster
         if old is None and run.roster.present >= run.settings.limits.sessions:
             limit = run.settings.limits.sessions
             run.reject("rollouts", f"a hello of one more worker than the {limit} that are allowed (sessions)")

@@ -46,7 +46,9 @@ def test_the_bytes_of_rollouts_are_not_moved_by_the_thread_that_moves_answers() 
         with Hub() as sender, doors_hub() as hub:
             before = threads()
             doors = Doors(hub, ["tcp://127.0.0.1:0"], Limits())
-            own = {name: thread for thread, name in threads().items() if thread not in before}
+            own: dict[str, int] = {}
+            while "ZMQbg/IO/1" not in own:  # threads give themselves their names a little after they are there
+                own = {name: thread for thread, name in threads().items() if thread not in before}
             got, enough = [], asyncio.Event()
 
             def on_report(frames: list[object]) -> None:

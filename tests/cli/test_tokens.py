@@ -64,6 +64,16 @@ def test_b13_what_a_killed_service_left_is_removed_by_the_next(folder: Path) -> 
         assert not left.exists()
 
 
+def test_b13_a_token_whose_service_was_killed_before_it_had_its_name_is_removed_by_the_next(folder: Path) -> None:
+    """One that is still empty may belong to a service that begins at this moment."""
+    left, begun = folder / "tcp-1.owner.0123456789ab", folder / "tcp-1.owner.ba9876543210"
+    left.write_text(f"{_OTHER.hex()}\n")
+    begun.touch()
+    with published_token(["tcp://127.0.0.1:1"], _OWN):
+        assert not left.exists()
+        assert begun.exists()
+
+
 def test_b13_a_service_does_not_remove_its_successors_token(folder: Path) -> None:
     with published_token(["tcp://127.0.0.1:1"], _OWN):
         with published_token(["tcp://127.0.0.1:1"], _OTHER):

@@ -430,6 +430,26 @@ class TestWorkers:
             broker.pass_time(0.1)
         assert [event.worker_id for event in broker.events_of(events.WorkerStalled)] == ["w0"]
 
+    @pytest.mark.parametrize("known", [False, True])
+    def test_b12_words_of_a_process_whose_end_was_told_already_do_not_bring_it_back(self, known: bool) -> None:
+        """Its hello and the news of its end come by different sockets. The successor is welcome."""
+        broker = InMemoryBroker(buffer_size=1, worker_failure="tolerate", supervised=("w0",))
+        broker.connect(b"own", "owner")
+        if known:
+            broker.report(Hello("w0", 7, "host", 1, (), "env"))
+        for _ in range(2):
+            broker.get(ReportExit("w0", -9, True, OWNER, pid=7), b"own")
+        (status,) = broker.get(GetStatus(), b"own").workers
+        assert (status.worker_id, status.state, status.failures, status.restarts) == ("w0", "gone", 1, 1)
+        broker.join(pid=7)
+        assert broker.state.run.roster.ready == 0
+        assert not broker.tickets
+        broker.join(pid=8)
+        broker.fill()
+        assert broker.state.state is State.READY
+        (status,) = broker.get(GetStatus(), b"own").workers
+        assert (status.state, status.restarts) == ("idle", 1)
+
     def test_a_late_report_of_an_exit_does_not_end_the_successor(self) -> None:
         """B12: the new process of that name has said hello before the old one's end is reported."""
         broker = InMemoryBroker(buffer_size=1, worker_failure="tolerate", supervised=("w0",))

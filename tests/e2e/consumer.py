@@ -17,6 +17,8 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import torch
+
 import ods_async as ods
 from ods_async.client.batch import Mould
 from ods_async.core.copying import SegmentCopier
@@ -146,7 +148,8 @@ async def stop_midway(kind: str, endpoint: str, batch: int, chunk: int, facts: R
     torn: list[list[str]] = []
     known = Facts(**facts)
 
-    def copy_and_stop(self: SegmentCopier, plan: Plan, layout: BatchLayout, memory: Any) -> bool:
+    def copy_and_stop(self: SegmentCopier, plan: Plan, layout: BatchLayout, memory: Any, part: Any = None) -> bool:
+        assert part in (None, (0, plan.batch_size)), "one thread copies all of it"
         SegmentCopier.copy = copy  # type: ignore[method-assign]
         assert copy(self, plan, layout, memory)
         say(stopping=True)
@@ -161,6 +164,7 @@ async def stop_midway(kind: str, endpoint: str, batch: int, chunk: int, facts: R
         torn.append(faults(mould.over(out.values()), known))
         return unchanged
 
+    torch.set_num_threads(1)
     async with opened(kind, endpoint, "shared_memory") as client:
         good = faults(await now(client.sample_batch(batch, chunk)), known)  # the connection stands, memory is mapped
         SegmentCopier.copy = copy_and_stop  # type: ignore[method-assign]

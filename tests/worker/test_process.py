@@ -104,7 +104,7 @@ def test_c46_a_signal_while_the_environment_is_made_ends_it_at_once(peer: Any, s
     process = start(peer.endpoint, {"fail_phase": "make", "fail_kind": "hang"})
     peer.until(lambda: [b for b in peer.said(Heartbeat) if b.phase == "make"])
     process.send_signal(signal.SIGTERM)
-    assert ended(process, 5) == (0, "")
+    assert ended(process) == (0, "")
     assert peer.first(Goodbye).reason == "SIGTERM"
 
 
