@@ -31,6 +31,7 @@ from ods_async.worker.environments import DemoEnvironment
 from ods_async.worker.link import Link
 from ods_async.worker.plans import Policy
 from ods_async.worker.production import Production
+from ods_async.worker.signals import insisting
 from ods_async.worker.trace import Trace
 
 __all__ = ["EXIT_FAILED", "EXIT_FINE", "EXIT_INTERRUPTED", "Worker", "run_worker"]
@@ -193,7 +194,8 @@ def run_worker(
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, on_signal) for number in signals}
     try:
-        code = shift.work()
+        with insisting(lambda: bool(received)):
+            code = shift.work()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
