@@ -110,8 +110,7 @@ class AsyncClient(ClientCore):
         for lane in list(self._busy):
             lane.close()
         self._finalizer()
-        if self._exchange.known is not None and self._exchange.known.memory is not None:
-            self._exchange.known.memory.close()
+        self._let_go()
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 

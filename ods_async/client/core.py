@@ -113,6 +113,13 @@ class ClientCore:
     def _make_memory(self, welcome: Welcome, description: BufferDescription) -> Link:
         return open_link(description, self._endpoint, self._data_path, self._pool)
 
+    def _let_go(self) -> None:
+        """Close the segment, and give memory back that waits for a batch that will not come."""
+        known = self._exchange.known
+        if known is not None and known.memory is not None:
+            known.memory.close()
+        self._pool.close()
+
     def _check_open(self) -> None:
         """In the process that uses it, and not closed.
 

@@ -356,8 +356,7 @@ class Client(ClientCore):
 
     def _end_all(self) -> None:
         self._finalizer()
-        if self._exchange.known is not None and self._exchange.known.memory is not None:
-            self._exchange.known.memory.close()
+        self._let_go()
 
     def _feed(self, plan: StreamPlan, ahead: int) -> Feed:
         self._check_open()

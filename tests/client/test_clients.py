@@ -599,6 +599,21 @@ def test_a_stream_gives_whole_batches_and_leaves_no_lease(make: Make, path: str,
     assert not [thread for thread in threading.enumerate() if thread.name == "ods-prefetch"]
 
 
+def test_a_closed_client_gives_its_memory_back_and_batches_theirs_when_they_go(make: Make) -> None:
+    """At once, and not when the garbage collector finds it: a trainer may open one client after the other."""
+    with Service() as service:
+        client = make(service.endpoint, data_path="shared_memory")
+        pool = getattr(client, "client", client)._pool
+        first = client.sample_batch(9, 4)
+        client.sample_batch(9, 4)
+        assert pool.idle_bytes > 0
+        client.close()
+        assert pool.idle_bytes == 0
+        check_windows(first)
+        del first
+        assert pool.idle_bytes == 0
+
+
 def test_a_seeded_stream_repeats(make: Make) -> None:
     with Service() as service, make(service.endpoint) as client:
         runs = []
