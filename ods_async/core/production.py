@@ -215,8 +215,8 @@ class ProductionDesk:
             replaced = self._publish(row, occupant)
             if replaced is not None:
                 gone.append(replaced)
-        run.index.retire_all(gone)
         run.index.publish_all(job.rows, runs, job.unit.generation)
+        run.index.retire_all(gone)
         rollout = job.rollout
         self.successful_episodes += len(rollout.episodes)
         self.generated_frames += rollout.steps

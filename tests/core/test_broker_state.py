@@ -175,6 +175,16 @@ class TestPublication:
         assert len(after) == 4
         assert [event.episode_id for event in broker.events_of(events.EpisodeEvicted)] == [0]
 
+    def test_b18_of_a_rollout_larger_than_the_buffer_only_the_newest_episodes_can_be_drawn(self) -> None:
+        """The configuration does not allow it; the books hold all the same."""
+        broker = InMemoryBroker(buffer_size=2, num_envs=3, spare_rows=6)
+        broker.join()
+        broker.connect()
+        broker.hand_in(broker.start_ticket(), *(episode_of(4, number) for number in (5.0, 6.0, 7.0)))
+        batch = broker.draw(Sample(60, 2))
+        assert set(batch["obs", "qpos"].ravel().tolist()) == {6.0, 7.0}
+        assert broker.state.run.index.published == broker.state.run.store.episodes == 2
+
     def test_a_leased_row_is_never_written_and_publication_goes_on_when_the_lease_ends(self) -> None:
         broker = ready(spare_rows=1)
         answer = broker.get(Sample(64, 3))
