@@ -27,7 +27,7 @@ _SHOWN: Final = (
     ("shared memory, in a DataLoader without workers", "{} DataLoader, 0 workers"),
     ("frames over tcp, one at a time", "{} tcp blocking"),
     ("frames over tcp, drawn ahead", "{} tcp prefetch"),
-    ("*memcpy of the same bytes*", "memcpy {}"),
+    ("*memcpy of the same bytes, by one thread*", "memcpy {}"),
     ("*raw ZeroMQ frames over tcp, asked for*", "raw zmq tcp ask {}"),
 )
 _PEERS: Final = (": S", ": I")
