@@ -49,6 +49,10 @@ def busy(client: Any) -> set[str]:
     return {worker["worker_id"] for worker in client.get_status()["workers"] if worker["state"] == "busy"}
 
 
+def handed_in_by(client: Any) -> dict[str, int]:
+    return {worker["worker_id"]: worker["rollouts"] for worker in client.get_status()["workers"]}
+
+
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
     os.kill(pid, signal.SIGSTOP)
@@ -199,7 +203,7 @@ async def test_the_owners_own_waiting_calls_raise_it_too() -> None:
 def test_workers_that_hand_in_their_last_rollout_and_exit_lose_nothing(length: int, tmp_path: Path) -> None:
     """C46: two programs, ended by a signal while the broker cannot even read; each rollout made is published."""
     image = [256, 512, 3] if length > 30 else None  # 12 MB a rollout, more than any socket holds
-    env = {"min_length": length, "max_length": length, "image_shape": image, "step_delay": 0.01}
+    env = {"min_length": length, "max_length": length, "image_shape": image, "step_delay": 0.6 / length}
     path = settings(
         tmp_path,
         buffer_size=3,
@@ -216,9 +220,13 @@ def test_workers_that_hand_in_their_last_rollout_and_exit_lose_nothing(length: i
             Client(endpoint) as client,
         ):
             until(lambda: client.get_stats()["completed_generation"] >= 2)
+            # A worker may be without an order while the other makes the last rollout of a generation: left must be
+            # at the beginning of a new one, which takes it longer than stopping the broker takes us.
+            before = handed_in_by(client)["left"]
+            until(lambda: handed_in_by(client)["left"] > before and "left" in busy(client))
             with stopped(broker.pid):
                 until(lambda: is_stopped(broker.pid))
-                # Both have the order for a rollout each, at least; they make it, hand it in, and hear nothing.
+                # It makes its rollout, hands it in, and hears nothing.
                 made = time.monotonic() + 1.0
                 until(lambda: time.monotonic() > made)
                 left.send_signal(signal.SIGTERM)
@@ -229,7 +237,7 @@ def test_workers_that_hand_in_their_last_rollout_and_exit_lose_nothing(length: i
             assert ends(right, 30.0)[0] == 0, right.stderr.read() if right.stderr else ""
             until(lambda: all(w["state"] == "gone" for w in client.get_status()["workers"]))
             found = client.get_stats()
-            handed_in = {worker["worker_id"]: worker["rollouts"] for worker in client.get_status()["workers"]}
+            handed_in = handed_in_by(client)
             events = list(client.events(since=0, follow=False))
             assert sum(handed_in.values()) == found["successful_episodes"]
             published = [event.episode_id for event in events if event.kind == "published"]
