@@ -10,7 +10,7 @@ its identity. Leases belong to the session that got them, so it is the session t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -54,6 +54,7 @@ B_co = TypeVar("B_co", covariant=True)
 
 
 LARGE_BYTES: Final = 1_000_000  # copying more than this takes long: it is done in a thread beside an asyncio loop
+GATHERED_TOGETHER: Final = 8  # batches: without the interpreter, so that who takes them need not wait for it meanwhile
 FEW_SPARES: Final = 3  # of larger batches: copying takes longer than asking, and their rows are held meanwhile
 
 
@@ -99,8 +100,8 @@ class Memory(Protocol[B_co]):
     def prepare(self, batch_size: int, length: int, history: int, landing: object) -> object:
         """Memory for one such batch and all that can be made of it before its plan is known."""
 
-    def gather(self, plan: Plan, landing: object, prepared: object = None) -> B_co | None:
-        """The batch of ``plan``, in what was prepared for it if anything was; None when a row changed meanwhile."""
+    def gather(self, plans: Sequence[Plan], landing: object, prepared: Sequence[object] = ()) -> Sequence[B_co | None]:
+        """The batches of ``plans``, alike in size, in what was prepared first; None where a row changed meanwhile."""
 
     def wrap(self, answer: Batch, payload: bytes | memoryview, landing: object) -> B_co:
         """The batch in ``payload``."""
@@ -330,10 +331,11 @@ class Exchange(Generic[B]):
             return None
         try:
             nbytes = memory.nbytes(wanted.batch_size, wanted.length, wanted.history)
-            batch: B | None = yield Do(_bound(memory.gather, plan, landing), nbytes)
+            batches: list[B | None] = yield Do(_bound(memory.gather, (plan,), landing), nbytes)
         except BaseException:
             session.undelivered.append(plan.lease_id)
             raise
+        (batch,) = batches
         if batch is None:
             self.redrawn += 1
             session.overslept = True
@@ -391,19 +393,22 @@ class Exchange(Generic[B]):
         drawn: list[tuple[int | None, B]] = []
         nbytes = memory.nbytes(wanted.batch_size, wanted.length, wanted.history)
         try:
-            for plan in plans.plans[: wanted.count]:
+            for plan in plans.plans:
                 _check_shape(plan, wanted)
-                batch = yield Do(_bound(memory.gather, plan, landing, prepared.pop() if prepared else None), nbytes)
-                if batch is None:
-                    self.redrawn += 1
-                    session.overslept = True
-                    open_leases.remove(plan.lease_id)
-                    session.undelivered.append(plan.lease_id)
-                else:
-                    drawn.append((plan.lease_id, batch))
+            now = plans.plans[: wanted.count]
+            for begin in range(0, len(now), GATHERED_TOGETHER):
+                some = now[begin : begin + GATHERED_TOGETHER]
+                batches = yield Do(_bound(memory.gather, some, landing, tuple(prepared)), nbytes * len(some))
+                prepared.clear()
+                for plan, batch in zip(some, batches, strict=True):
+                    if batch is None:
+                        self.redrawn += 1
+                        session.overslept = True
+                        open_leases.remove(plan.lease_id)
+                        session.undelivered.append(plan.lease_id)
+                    else:
+                        drawn.append((plan.lease_id, batch))
             yield from self._learn_new(session, known, plans.language)
-            for plan in plans.plans[wanted.count :]:
-                _check_shape(plan, wanted)
         except BaseException:
             session.undelivered += open_leases
             raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -95,33 +97,48 @@ class Link:
             return None
         return self._target(self._form(batch_size, length, history), landing)
 
-    def gather(self, plan: Plan, landing: object, prepared: object = None) -> TensorDict | None:
-        """Copy the windows of ``plan`` into memory of the caller's own; None when a row changed meanwhile.
+    def gather(
+        self, plans: Sequence[Plan], landing: object, prepared: Sequence[object] = ()
+    ) -> list[TensorDict | None]:
+        """Copy the windows of each of ``plans``, alike in size, into memory of the caller's own.
+
+        Returns:
+            For each plan its batch, or None when a row changed meanwhile.
 
         Raises:
-            ProtocolError: the plan does not fit the buffer.
+            ProtocolError: a plan does not fit the buffer.
             ArgumentError: the tensors to fill do not fit the batch.
         """
         assert isinstance(landing, Landing)
         copier = self._copier
         if copier is None:
             raise ProtocolError("got a plan without having shared memory", reason="plan without memory")
-        key = (plan.batch_size, plan.length, plan.history > 0)
+        first = plans[0]
+        key = (first.batch_size, first.length, first.history > 0)
         if key not in self._served:
-            copier.check(plan)
-        form = self._form(plan.batch_size, plan.length, plan.history)
+            copier.check(first)
+        form = self._form(first.batch_size, first.length, first.history)
         if landing.out is not None:
-            return landing.out if copier.copy_into(plan, views_of(landing.out, form.layout)) else None
-        target = prepared if isinstance(prepared, _Target) else self._target(form, landing)
+            views = views_of(landing.out, form.layout)
+            return [landing.out if copier.copy_into(plan, views) else None for plan in plans]
+        targets = [target for target in prepared if isinstance(target, _Target)]
+        while len(targets) < len(plans):
+            targets.append(self._target(form, landing))
         self._served.add(key)
-        return landing.deliver(target.batch) if self._copied(copier, plan, form.layout, target.memory) else None
+        whole = self._copied(copier, plans, form.layout, [target.memory for target in targets])
+        return [landing.deliver(target.batch) if fine else None for target, fine in zip(targets, whole, strict=True)]
 
-    def _copied(self, copier: SegmentCopier, plan: Plan, layout: BatchLayout, memory: NDArray[np.uint8]) -> bool:
-        """Whether the windows are in ``memory`` now, and whole. Large ones take as many threads as torch may use."""
+    def _copied(
+        self, copier: SegmentCopier, plans: Sequence[Plan], layout: BatchLayout, memories: list[NDArray[np.uint8]]
+    ) -> list[bool]:
+        """Whether the windows of each plan are there now, and whole. Large ones take as many threads as torch may."""
         if layout.nbytes < SHARED_WORK_BYTES:
-            return copier.copy(plan, layout, memory)
+            return copier.copy_each(plans, layout, memories)
         hands = torch.get_num_threads()
-        return self._crew.share(plan.batch_size, hands, lambda part: copier.copy(plan, layout, memory, part))
+        return [
+            self._crew.share(plan.batch_size, hands, functools.partial(copier.copy, plan, layout, memory))
+            for plan, memory in zip(plans, memories, strict=True)
+        ]
 
     def wrap(self, answer: Batch, payload: bytes | memoryview, landing: object) -> TensorDict:
         """A batch over the received frame itself where that is writable, else over a copy of it.

@@ -1,10 +1,10 @@
 /* The one copy, compiled: windows of a segment's rows into the memory of a batch.
 
-   copy_windows() does what core/gather.py does with numpy, for all fields of a batch in one call, without temporary
-   arrays and with the interpreter's lock let go. core/copying.py decides which of the two is used.
+   copy_windows() does what core/gather.py does with numpy, for all fields of any number of batches in one call, without
+   temporary arrays and with the interpreter's lock let go. core/copying.py decides which of the two is used.
 
    A plan may come from a peer, and the memory may be written meanwhile by another process. So what is given is first
-   copied (it is small), then checked to the last bound, and only then is a byte of the batch written. Rows that change
+   copied (it is small), then checked to the last bound, and only then is a byte of any batch written. Rows that change
    during the copy are found by their stamps, which are compared afterwards. */
 
 #define PY_SSIZE_T_CLEAN
@@ -146,88 +146,147 @@ static int unchanged(const Job *job) {
 
 static int holds(const Py_buffer *view, int64_t bytes) { return view->len == (Py_ssize_t)bytes; }
 
+/* One batch to be filled: what is held while that lasts, and the job made of it. */
+typedef struct {
+    Job job;
+    Py_buffer target, rows, starts, first, last, stamps;
+    char *own; /* the plan, copied */
+    int held, same;
+} Order;
+
+static void let_go(Order *orders, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count && orders[i].held; i++) {
+        Order *order = &orders[i];
+        free(order->own);
+        PyBuffer_Release(&order->target);
+        PyBuffer_Release(&order->rows);
+        PyBuffer_Release(&order->starts);
+        PyBuffer_Release(&order->first);
+        PyBuffer_Release(&order->last);
+        PyBuffer_Release(&order->stamps);
+    }
+    free(orders);
+}
+
+/* Make an order of what was given: 0, or -1 with an exception. `common` is what all jobs share. */
+static int take(Order *order, PyObject *given, const Job *common) {
+    if (!PyTuple_Check(given)) {
+        PyErr_SetString(PyExc_TypeError, "a batch to be filled is a tuple");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(given, "w*y*y*y*y*y*:copy_windows", &order->target, &order->rows, &order->starts,
+                          &order->first, &order->last, &order->stamps)) {
+        return -1;
+    }
+    order->held = 1;
+    const Py_buffer *rows = &order->rows, *starts = &order->starts, *first = &order->first, *last = &order->last;
+    const int64_t n = rows->len / 4, bounds = first->len ? 4 * n : 0, stamped = order->stamps.len ? 8 * n : 0;
+    const char *target = order->target.buf, *wrong = NULL;
+    if (!holds(rows, 4 * n) || !holds(starts, 4 * n) || !holds(first, bounds) || !holds(last, bounds) ||
+        !holds(&order->stamps, stamped)) {
+        wrong = "the sizes of the plan's parts disagree";
+    } else if (common->source < target + order->target.len && target < common->source + common->source_size) {
+        wrong = "segment and batch share memory";
+    } else if ((order->own = malloc((size_t)(stamped + 8 * n + 2 * bounds + 8))) == NULL) {
+        wrong = "no memory for the plan";
+    } else {
+        Job *job = &order->job;
+        char *at = order->own;
+        *job = *common;
+        job->target = order->target.buf;
+        job->target_size = order->target.len;
+        job->stamps = stamped ? memcpy(at, order->stamps.buf, (size_t)stamped) : NULL;
+        at += stamped;
+        job->rows = memcpy(at, rows->buf, (size_t)(4 * n));
+        at += 4 * n;
+        job->starts = memcpy(at, starts->buf, (size_t)(4 * n));
+        at += 4 * n;
+        job->first = bounds ? memcpy(at, first->buf, (size_t)bounds) : NULL;
+        at += bounds;
+        job->last = bounds ? memcpy(at, last->buf, (size_t)bounds) : NULL;
+        job->windows = n;
+        wrong = misfit(job);
+    }
+    if (wrong != NULL) {
+        PyErr_SetString(PyExc_ValueError, wrong);
+        return -1;
+    }
+    return 0;
+}
+
+/* Fill all batches, without the interpreter's lock, and list how each went. */
+static PyObject *carried_out(Order *orders, Py_ssize_t count) {
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < count; i++) {
+        copy_all(&orders[i].job);
+        orders[i].same = unchanged(&orders[i].job);
+    }
+    Py_END_ALLOW_THREADS
+    PyObject *went = PyList_New(count);
+    for (Py_ssize_t i = 0; went != NULL && i < count; i++) {
+        PyList_SetItem(went, i, PyBool_FromLong(orders[i].same));
+    }
+    return went;
+}
+
 PyDoc_STRVAR(
     copy_windows_doc,
-    "copy_windows(source, target, fields, rows, starts, first, last, stamps, /, row_count, steps, length, history, mask,\n"
-    "             stamps_offset)\n"
+    "copy_windows(source, fields, batches, /, row_count, steps, length, history, mask, stamps_offset)\n"
     "--\n\n"
-    "Copy windows of ``length`` steps; whether their rows had the same stamps afterwards.\n\n"
-    "``source`` is a segment, ``target`` the memory of a batch. ``fields`` is int64 ``[k, 4]``: where a field begins in\n"
-    "the segment, its bytes a step, where it begins in the batch, and the byte that padding consists of. ``rows``,\n"
-    "``starts``, ``first``, ``last`` are int32 ``[n]`` (the last two empty for chunks), ``stamps`` int64 ``[n]`` or\n"
-    "empty: not compared. ``mask`` is where ``loss_mask`` begins in the batch, or -1.\n\n"
+    "Copy windows of ``length`` steps; for each batch, whether its rows had the same stamps afterwards.\n\n"
+    "``source`` is a segment. ``fields`` is int64 ``[k, 4]``: where a field begins in the segment, its bytes a step,\n"
+    "where it begins in a batch, and the byte that padding consists of. ``batches`` is a tuple of tuples ``(target,\n"
+    "rows, starts, first, last, stamps)``: the memory of a batch, and its plan: int32 ``[n]`` each (``first`` and\n"
+    "``last`` empty for chunks), ``stamps`` int64 ``[n]`` or empty: not compared. ``mask`` is where ``loss_mask``\n"
+    "begins in a batch, or -1.\n\n"
     "Raises:\n"
     "    ValueError: something does not fit; nothing was copied.");
 
 static PyObject *copy_windows(PyObject *module, PyObject *args) {
-    Py_buffer source, target, fields, rows, starts, first, last, stamps;
+    Py_buffer source, fields;
+    PyObject *batches, *went = NULL;
     long long row_count, steps, length, history, mask, stamps_offset;
-    const char *wrong = NULL;
-    char *own = NULL;
-    int same = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*w*y*y*y*y*y*y*LLLLLL:copy_windows", &source, &target, &fields, &rows, &starts,
-                          &first, &last, &stamps, &row_count, &steps, &length, &history, &mask, &stamps_offset)) {
+    if (!PyArg_ParseTuple(args, "y*y*O!LLLLLL:copy_windows", &source, &fields, &PyTuple_Type, &batches, &row_count,
+                          &steps, &length, &history, &mask, &stamps_offset)) {
         return NULL;
     }
-    const int64_t n = rows.len / 4, bounds = first.len ? 4 * n : 0, stamped = stamps.len ? 8 * n : 0;
-    const char *source_begin = source.buf, *target_begin = target.buf;
-    if (fields.len % (Py_ssize_t)sizeof(Field) || !holds(&rows, 4 * n) || !holds(&starts, 4 * n) ||
-        !holds(&first, bounds) || !holds(&last, bounds) || !holds(&stamps, stamped)) {
-        wrong = "the sizes of the plan's parts disagree";
-    } else if (source_begin < target_begin + target.len && target_begin < source_begin + source.len) {
-        wrong = "segment and batch share memory";
-    } else if ((own = malloc((size_t)(fields.len + stamped + 8 * n + 2 * bounds + 8))) == NULL) {
-        wrong = "no memory for the plan";
-    }
-    if (wrong == NULL) {
-        char *at = own;
-        Job job;
-        job.source = source.buf;
-        job.target = target.buf;
-        job.source_size = source.len;
-        job.target_size = target.len;
-        job.fields = memcpy(at, fields.buf, (size_t)fields.len);
-        job.field_count = fields.len / (Py_ssize_t)sizeof(Field);
-        at += fields.len;
-        job.stamps = stamped ? memcpy(at, stamps.buf, (size_t)stamped) : NULL;
-        at += stamped;
-        job.rows = memcpy(at, rows.buf, (size_t)(4 * n));
-        at += 4 * n;
-        job.starts = memcpy(at, starts.buf, (size_t)(4 * n));
-        at += 4 * n;
-        job.first = bounds ? memcpy(at, first.buf, (size_t)bounds) : NULL;
-        at += bounds;
-        job.last = bounds ? memcpy(at, last.buf, (size_t)bounds) : NULL;
-        job.windows = n;
-        job.row_count = row_count;
-        job.steps = steps;
-        job.length = length;
-        job.history = history;
-        job.mask = mask;
-        job.stamps_offset = stamps_offset;
-        wrong = misfit(&job);
-        if (wrong == NULL) {
-            Py_BEGIN_ALLOW_THREADS
-            copy_all(&job);
-            same = unchanged(&job);
-            Py_END_ALLOW_THREADS
+    const Py_ssize_t count = PyTuple_Size(batches);
+    /* The table is copied like the plans are: nothing that was checked changes any more. */
+    Field *table = malloc((size_t)fields.len + 1);
+    Order *orders = calloc((size_t)count + 1, sizeof(Order));
+    if (table == NULL || orders == NULL) {
+        PyErr_NoMemory();
+    } else if (fields.len % (Py_ssize_t)sizeof(Field)) {
+        PyErr_SetString(PyExc_ValueError, "the sizes of the plan's parts disagree");
+    } else {
+        const Job common = {
+            .source = source.buf,
+            .source_size = source.len,
+            .fields = memcpy(table, fields.buf, (size_t)fields.len),
+            .field_count = fields.len / (Py_ssize_t)sizeof(Field),
+            .row_count = row_count,
+            .steps = steps,
+            .length = length,
+            .history = history,
+            .mask = mask,
+            .stamps_offset = stamps_offset,
+        };
+        Py_ssize_t taken = 0;
+        while (taken < count && take(&orders[taken], PyTuple_GetItem(batches, taken), &common) == 0) {
+            taken++;
+        }
+        if (taken == count) {
+            went = carried_out(orders, count);
         }
     }
-    free(own);
-    PyBuffer_Release(&source);
-    PyBuffer_Release(&target);
-    PyBuffer_Release(&fields);
-    PyBuffer_Release(&rows);
-    PyBuffer_Release(&starts);
-    PyBuffer_Release(&first);
-    PyBuffer_Release(&last);
-    PyBuffer_Release(&stamps);
-    if (wrong != NULL) {
-        PyErr_SetString(PyExc_ValueError, wrong);
-        return NULL;
+    if (orders != NULL) {
+        let_go(orders, count);
     }
-    return PyBool_FromLong(same);
+    free(table);
+    PyBuffer_Release(&source);
+    PyBuffer_Release(&fields);
+    return went;
 }
 
 static PyMethodDef methods[] = {

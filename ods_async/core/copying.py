@@ -20,7 +20,7 @@ from ods_async.core.window_plan import WindowPlan
 from ods_async.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["COMPILED", "SegmentCopier"]
 
 
-def _compiled() -> Callable[..., bool] | None:
+def _compiled() -> Callable[..., list[bool]] | None:
     if sys.byteorder != "little":  # a plan's numbers are little-endian
         return None
     try:
         module = importlib.import_module("ods_async.core._copy")
     except ImportError:
         return None
-    copy_windows: Callable[..., bool] = module.copy_windows
+    copy_windows: Callable[..., list[bool]] = module.copy_windows
     return copy_windows
 
 
@@ -94,34 +94,45 @@ class SegmentCopier:
         Raises:
             ProtocolError: the plan does not fit the segment, or not the batch.
         """
-        n = batch.batch_size
-        if (plan.batch_size, plan.length) != (n, batch.length):
-            raise _misfit(plan, f"memory for {n} windows of {batch.length} steps")
-        if (len(plan.rows), len(plan.stamps)) != (4 * n, 8 * n):
-            raise _misfit(plan, f"{len(plan.rows)} bytes of rows and {len(plan.stamps)} of stamps")
-        table = None if self._copy is None else self._table(batch)
+        self._check_size(plan, batch)
+        table = self._table(batch)
         if table is None:
             view = memoryview(memory)  # type: ignore[arg-type]  # an array is one, which Python 3.11 cannot say
             return self.copy_into(plan, batch.views(view), batch.windows(view), part)
+        if part is None:
+            return self._run((plan,), table, ((memory, plan.rows, plan.starts, plan.first, plan.last, plan.stamps),))[0]
+        begin, end = part
+        ints = [each[4 * begin : 4 * end] for each in (plan.rows, plan.starts, plan.first, plan.last)]
+        given = (memory, *ints, plan.stamps[8 * begin : 8 * end])
+        return self._run((plan,), _further(*table, begin * plan.length), (given,))[0]
+
+    def copy_each(
+        self, plans: Sequence[Plan], batch: BatchLayout, memories: Sequence[Buffer | NDArray[np.uint8]]
+    ) -> list[bool]:
+        """As :meth:`copy`, for several plans of one length and history, each into memory of its own.
+
+        Where the copy is compiled, the interpreter is left alone until the last one is there.
+        """
+        table = self._table(batch)
+        if table is None:
+            return [self.copy(plan, batch, memory) for plan, memory in zip(plans, memories, strict=True)]
+        given = []
+        for plan, memory in zip(plans, memories, strict=True):
+            self._check_size(plan, batch)
+            given.append((memory, plan.rows, plan.starts, plan.first, plan.last, plan.stamps))
+        return self._run(plans, table, tuple(given))
+
+    def _run(
+        self, plans: Sequence[Plan], table: tuple[bytes, int], given: tuple[tuple[object, ...], ...]
+    ) -> list[bool]:
         assert self._copy is not None
         fields, mask = table
-        rows, starts, first, last, stamps = plan.rows, plan.starts, plan.first, plan.last, plan.stamps
-        if part is not None:
-            begin, end = part
-            fields, mask = _further(fields, mask, begin * plan.length)
-            rows, starts, first, last = (each[4 * begin : 4 * end] for each in (rows, starts, first, last))
-            stamps = stamps[8 * begin : 8 * end]
-        layout = self._layout
+        layout, plan = self._layout, plans[0]
         try:
             return self._copy(
                 self._buffer,
-                memory,
                 fields,
-                rows,
-                starts,
-                first,
-                last,
-                stamps,
+                given,
                 layout.rows,
                 layout.steps,
                 plan.length,
@@ -130,8 +141,17 @@ class SegmentCopier:
                 layout.stamps_offset,
             )
         except ValueError as error:
-            self.check(plan)  # says it in more words
+            for each in plans:
+                self.check(each)  # says it in more words
             raise _misfit(plan, str(error)) from error
+
+    @staticmethod
+    def _check_size(plan: Plan, batch: BatchLayout) -> None:
+        n = batch.batch_size
+        if (plan.batch_size, plan.length) != (n, batch.length):
+            raise _misfit(plan, f"memory for {n} windows of {batch.length} steps")
+        if (len(plan.rows), len(plan.stamps)) != (4 * n, 8 * n):
+            raise _misfit(plan, f"{len(plan.rows)} bytes of rows and {len(plan.stamps)} of stamps")
 
     def copy_into(
         self,
@@ -152,6 +172,8 @@ class SegmentCopier:
 
     def _table(self, batch: BatchLayout) -> tuple[bytes, int] | None:
         """Where each field comes from and goes to, and the offset of the mask; None if numpy has to do it."""
+        if self._copy is None:
+            return None
         known = self._tables.get(id(batch))  # by identity: a layout's hash is that of all its fields
         if known is None or known[0] is not batch:
             if len(self._tables) >= _TABLES_KEPT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +53,7 @@ class Words:
         self.stale: set[int] = set()
         self.closed = False
         self.number = 5
+        self.together: list[int] = []
 
     @property
     def edition(self) -> int | None:
@@ -63,8 +65,13 @@ class Words:
     def prepare(self, batch_size: int, length: int, history: int, landing: object) -> str:
         return f" in memory for {(batch_size, length, history)}"
 
-    def gather(self, plan: Plan, landing: object, prepared: object = None) -> str | None:
-        return None if plan.lease_id in self.stale else f"batch {plan.lease_id} to {landing}{prepared or ''}"
+    def gather(self, plans: Sequence[Plan], landing: object, prepared: Sequence[object] = ()) -> list[str | None]:
+        self.together.append(len(plans))
+        places = [*prepared, *[""] * len(plans)]
+        return [
+            None if plan.lease_id in self.stale else f"batch {plan.lease_id} to {landing}{place}"
+            for plan, place in zip(plans, places, strict=False)
+        ]
 
     def wrap(self, answer: Batch, payload: bytes | memoryview, landing: object) -> str:
         return f"frame {bytes(payload).decode()} to {landing}"
@@ -145,7 +152,7 @@ def test_what_a_batch_needs_may_be_made_while_its_plan_is_on_the_way() -> None:
     step.meanwhile()
     work = talk.send(Answered(Plans((plan(7),), (0, 0))))
     assert isinstance(work, Do)
-    assert work.work() == "batch 7 to host in memory for (5, 4, 0)"
+    assert work.work() == ["batch 7 to host in memory for (5, 4, 0)"]
     talk.close()
 
     frames, _, session = ready(shared=False)
@@ -162,6 +169,18 @@ def test_a_changed_row_means_drawing_again_and_the_batch_is_given_back_b37() -> 
     assert script.result == "batch 5 to "
     assert [question.undelivered for question in script.questions] == [(), (3,), (4,)]
     assert made.redrawn == 2
+
+
+def test_a_group_is_copied_in_eights_so_that_the_interpreter_is_needed_seldom_and_the_changed_are_given_back_b37() -> (
+    None
+):
+    made, memory, session = ready()
+    memory.stale = {4, 20}
+    plans = tuple(plan(lease) for lease in range(3, 22))
+    script = Script(made.draw(session, replace(WANTED, count=18), "x"), Plans(plans, (0, 0)))
+    assert script.result == [(lease, f"batch {lease} to x") for lease in range(3, 21) if lease not in memory.stale]
+    assert memory.together == [8, 8, 2]
+    assert session.undelivered == [4, 20]
 
 
 def test_frames_are_asked_for_one_at_a_time_where_memory_is_not_shared() -> None:
@@ -193,15 +212,15 @@ def test_a_frame_is_handed_back_where_episodes_have_budgets_b37(interrupted: boo
 
 def test_an_error_while_copying_gives_every_plan_back_b37() -> None:
     made, memory, session = ready()
-    talk = made.draw(session, replace(WANTED, count=3), "")
+    talk = made.draw(session, replace(WANTED, count=9), "")
     step = next(talk)
     assert isinstance(step, Ask)
-    step = talk.send(Answered(Plans((plan(3), plan(4), plan(5)), (0, 0))))
+    step = talk.send(Answered(Plans(tuple(plan(lease) for lease in range(3, 12)), (0, 0))))
     assert isinstance(step, Do)
     step = talk.send(step.work())
     with pytest.raises(KeyboardInterrupt):
         talk.throw(KeyboardInterrupt())
-    assert sorted(session.undelivered) == [3, 4, 5]
+    assert sorted(session.undelivered) == list(range(3, 12))
     assert session.finished == []
     assert not memory.closed
 

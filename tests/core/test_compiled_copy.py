@@ -19,9 +19,16 @@ WORDS = st.lists(st.one_of(st.integers(-2, 12), st.sampled_from([2**31 - 1, -(2*
 GUARD = b"\xa5" * 64
 
 
-def copy_windows(*arguments: object) -> bool:
+def copy_each(source: object, table: bytes, batches: tuple[object, ...], *sizes: int) -> list[bool]:
     module = importlib.import_module("ods_async.core._copy")
-    return bool(module.copy_windows(*arguments))
+    went: list[bool] = module.copy_windows(source, table, batches, *sizes)
+    return went
+
+
+def copy_windows(source: object, target: object, table: bytes, *plan_and_sizes: object) -> bool:
+    plan, sizes = plan_and_sizes[:5], plan_and_sizes[5:]
+    (same,) = copy_each(source, table, ((target, *plan),), *sizes)  # type: ignore[arg-type]
+    return same
 
 
 def numbers(values: list[int], dtype: str = "<i4") -> bytes:
@@ -70,3 +77,19 @@ def test_memory_that_overlaps_the_segment_and_memory_that_cannot_be_written_are_
         copy_windows(both, memoryview(both)[8:], *plan, 1, 4, 2, 0, -1, 0)
     with pytest.raises(TypeError, match="read-write"):
         copy_windows(both, bytes(64), *plan, 1, 4, 2, 0, -1, 0)
+
+
+def test_every_order_is_checked_before_the_first_is_begun_and_all_are_let_go_of() -> None:
+    source, one, other = bytes(range(64)), bytearray(8), bytearray(8)
+    table = numbers([8, 1, 0, 0], "<i8")
+    fine, outside = (numbers([0]), numbers([1]), b"", b"", b""), (numbers([9]), numbers([1]), b"", b"", b"")
+    sizes = (2, 6, 3, 0, -1, 0)
+    for wrong, error in ((other, *outside), ValueError), ((other, *fine[:-1]), TypeError), ([other], TypeError):
+        with pytest.raises(error):
+            copy_each(source, table, ((one, *fine), wrong, (other, *fine)), *sizes)
+        assert one == other == bytes(8)
+        one += b"x"  # cannot be done while anybody holds its memory
+        del one[8:]
+    assert copy_each(source, table, ((one, *fine), (other, *fine)), *sizes) == [True, True]
+    assert one == other == bytes([9, 10, 11, 0, 0, 0, 0, 0])
+    assert copy_each(source, table, (), *sizes) == []

@@ -97,6 +97,42 @@ def test_a_row_written_meanwhile_is_found(windows: WindowPlan, victim: int, comp
 
 
 @BOTH
+@given(windows=st.one_of(chunks(), contexts()), victims=st.lists(st.integers(0, ROWS - 1), max_size=2))
+def test_batches_copied_together_are_each_the_batch_and_each_is_told_whether_it_is_whole_b20_b26(
+    windows: WindowPlan, victims: list[int], compiled: bool
+) -> None:
+    segment, n = a_segment(), len(windows)
+    batch = BatchLayout.of(SCHEMA, n, windows.length, context=windows.history > 0)
+    rolled = [np.roll(windows.rows, turn).astype(np.int32) for turn in range(3)]
+    rolled[1] = np.full(n, 3, np.int32)
+    plans = [a_plan(replace(windows, rows=rows)) for rows in rolled]
+    LAYOUT.stamps(segment)[victims] += 1
+    copier = SegmentCopier(LAYOUT, segment, compiled=compiled)
+    memories = [bytearray(b"\xa5" * batch.nbytes) for _ in plans]
+    together = copier.copy_each(plans, batch, memories)
+    found = [{path: array.tobytes() for path, array in batch.views(memory).items()} for memory in memories]
+    assert list(zip(together, found, strict=True)) == [copied(copier, plan, batch) for plan in plans]
+    assert together == [not set(victims) & set(rows.tolist()) for rows in rolled]
+
+
+@BOTH
+def test_a_plan_that_does_not_fit_is_refused_among_others_and_by_the_compiled_copy_before_any_is_begun(
+    compiled: bool,
+) -> None:
+    copier = SegmentCopier(LAYOUT, a_segment(), compiled=compiled)
+    batch = BatchLayout.of(SCHEMA, 2, 4, context=False)
+    memories = [bytearray(b"\xa5" * batch.nbytes) for _ in range(2)]
+    outside = replace(CHUNK, rows=int32(0, ROWS).tobytes())
+    with pytest.raises(ProtocolError):
+        copier.copy_each([CHUNK, outside], batch, memories)
+    if compiled:
+        assert set(memories[0]) == {0xA5}
+    assert set(memories[1]) == {0xA5}
+    with pytest.raises(ProtocolError, match="memory for 3 windows"):
+        copier.copy_each([CHUNK], BatchLayout.of(SCHEMA, 3, 4, context=False), memories[:1])
+
+
+@BOTH
 @given(windows=st.one_of(chunks(), contexts()), cuts=st.lists(st.integers(0, 9), max_size=3))
 def test_a_batch_copied_in_parts_is_the_batch_b20_b26(windows: WindowPlan, cuts: list[int], compiled: bool) -> None:
     copier, n = SegmentCopier(LAYOUT, a_segment(), compiled=compiled), len(windows)

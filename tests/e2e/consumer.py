@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import torch
@@ -144,13 +144,13 @@ async def draw(
 
 async def stop_midway(kind: str, endpoint: str, batch: int, chunk: int, facts: Result, prefetch: int = 0) -> Result:
     """Draw, and stop this very process (SIGSTOP) when half of the bytes of a batch are copied."""
-    copy = SegmentCopier.copy
+    copy, copy_each = SegmentCopier.copy, SegmentCopier.copy_each
     torn: list[list[str]] = []
     known = Facts(**facts)
 
     def copy_and_stop(self: SegmentCopier, plan: Plan, layout: BatchLayout, memory: Any, part: Any = None) -> bool:
         assert part in (None, (0, plan.batch_size)), "one thread copies all of it"
-        SegmentCopier.copy = copy  # type: ignore[method-assign]
+        SegmentCopier.copy, SegmentCopier.copy_each = copy, copy_each  # type: ignore[method-assign]
         assert copy(self, plan, layout, memory)
         say(stopping=True)
         # To this thread: sent to the process, another thread may take it while this one copies on.
@@ -164,10 +164,20 @@ async def stop_midway(kind: str, endpoint: str, batch: int, chunk: int, facts: R
         torn.append(faults(mould.over(out.values()), known))
         return unchanged
 
+    def stop_in_the_first(
+        self: SegmentCopier, plans: Sequence[Plan], layout: BatchLayout, memories: Sequence[Any]
+    ) -> list[bool]:
+        first = copy_and_stop(self, plans[0], layout, memories[0])
+        return [
+            first,
+            *(copy(self, plan, layout, memory) for plan, memory in zip(plans[1:], memories[1:], strict=True)),
+        ]
+
     torch.set_num_threads(1)
     async with opened(kind, endpoint, "shared_memory") as client:
         good = faults(await now(client.sample_batch(batch, chunk)), known)  # the connection stands, memory is mapped
         SegmentCopier.copy = copy_and_stop  # type: ignore[method-assign]
+        SegmentCopier.copy_each = stop_in_the_first  # type: ignore[method-assign]
         try:
             if prefetch:
                 async with following(client, batch, chunk, prefetch) as take:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ods_async.client.exchange import Ask, Do, Talk
@@ -49,14 +49,15 @@ class SimMemory:
     def prepare(self, batch_size: int, length: int, history: int, landing: object) -> None:
         """Nothing is made ahead."""
 
-    def gather(self, plan: Plan, landing: object, prepared: object = None) -> Views | None:
-        """Called twice for each plan: half of the windows are copied, then, later, the others."""
-        copy = self._copies.pop(plan.lease_id, None)
-        if copy is None:
-            copy = self._copies[plan.lease_id] = Copy(self._segment, plan)
-            copy.first_half()
+    def gather(self, plans: Sequence[Plan], landing: object, prepared: Sequence[object] = ()) -> list[Views | None]:
+        """Called twice for the same plans: half of the windows are copied, then, later, the others."""
+        copies = [self._copies.pop(plan.lease_id, None) for plan in plans]
+        if None in copies:
+            for plan in plans:
+                copy = self._copies[plan.lease_id] = Copy(self._segment, plan)
+                copy.first_half()
             return _PENDING  # type: ignore[return-value]
-        return copy.views if copy.second_half() else None
+        return [copy.views if copy is not None and copy.second_half() else None for copy in copies]
 
     def wrap(self, answer: Batch, payload: Any, landing: object) -> Views:
         """The frame's arrays."""
