@@ -46,8 +46,10 @@ class Snapshot:
         words = []
         if self.channels > before.channels:
             words.append(f"{self.channels - before.channels} open channels")
-        if extra := len(self.zmq_threads) - len(before.zmq_threads):
-            words += [f"{extra} native threads of zmq (a context is open)"] if extra > 0 else []
+        extra = len(self.zmq_threads) - len(before.zmq_threads)
+        if extra > 0:
+            told = ", ".join(_describe_thread(number) for number in sorted(self.zmq_threads - before.zmq_threads))
+            words.append(f"{extra} native threads of zmq (a context is open): {told}")
         words += [f"thread {thread.name!r}" for thread in self.threads - before.threads]
         words += [f"process {_describe(process)}" for process in self.processes - before.processes]
         words += [f"file {name}" for name in sorted(self.files - before.files)]
@@ -132,6 +134,19 @@ def _zmq_threads() -> Iterator[int]:
         with contextlib.suppress(OSError):
             if (task / "comm").read_text().startswith("ZMQ"):
                 yield int(task.name)
+
+
+def _describe_thread(number: int) -> str:
+    task = Path(f"/proc/self/task/{number}")
+    with contextlib.suppress(OSError):
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks(task) / os.sysconf("SC_CLK_TCK")
+        name, waits = (task / "comm").read_text().strip(), (task / "wchan").read_text()
+        return f"{name} ({number}, begun {age:.1f} s ago, {waits})"
+    return f"{number}, ended meanwhile"
+
+
+def start_ticks(task: Path) -> int:
+    return int((task / "stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _our_processes() -> tuple[list[psutil.Process], bool]:
