@@ -314,6 +314,7 @@ class EventSubscriber:
                 reason="protocol version",
             )
         self._welcome = welcome
+        self._heard = time.monotonic()  # from now on it is looked for again, should it go away before the next answer
         # Listening begins before the numbers are asked for, so that nothing can fall in between.
         yield _Open(welcome.events)
         records = yield _Ask(Replay(_NOWHERE, 1), self._connect_timeout)

@@ -205,6 +205,7 @@ def test_a_killed_broker_is_started_again_and_everybody_finds_it(folders: tuple[
         subscriber = stack.enter_context(EventSubscriber(service.tcp, 0, reconnect_timeout=SECONDS))
         listener = threading.Thread(target=lambda: listen(subscriber, told), daemon=True)
         listener.start()
+        until(lambda: bool(told))
         old, old_pid, marks = service.run_id, service.pid, prints(shared)
         assert segments(old_pid)
         kept = segments(other.pid)

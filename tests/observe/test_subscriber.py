@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from ods_async.core.events import EpisodePublished, StateChanged
-from ods_async.core.requests import Replay
+from ods_async.core.requests import Records, Replay
 from ods_async.errors import ArgumentError, BrokerUnreachableError, EndpointError
 from ods_async.observe.subscriber import EventsLost, EventSubscriber
 from tests.client.peer import Service
@@ -148,6 +149,23 @@ def test_a_restarted_broker_is_found_again_and_the_change_is_told_c42(follow: Fo
         assert lost.run_id == 7
         assert lost.count is None
         assert subscriber.run_id == 8
+
+
+def test_a_broker_that_goes_away_between_its_first_two_answers_is_found_again_c42(follow: Follower) -> None:
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(Service())
+        first.hold = lambda answer: isinstance(answer, Records)
+
+        def replace() -> None:
+            first.wait_for(lambda: bool(first.held))
+            first.end()
+            stack.enter_context(Service(first.endpoint))
+
+        replacer = threading.Thread(target=replace)
+        replacer.start()
+        stack.callback(replacer.join)
+        subscriber = follow.subscribe(first.endpoint, since=0)
+        assert sequences(follow.take(subscriber, 3)) == [0, 1, 2]
 
 
 def test_it_ends_when_the_service_has_ended(follow: Follower) -> None:
