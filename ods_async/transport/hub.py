@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import weakref
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -119,7 +121,8 @@ class Hub:
             for socket in list(context._sockets):  # of a channel whose making was interrupted
                 with contextlib.suppress(zmq.ZMQError):
                     socket.close(0)
-            context.term()
+            with _undisturbed(linger > 0):
+                context.term()
 
     def __enter__(self) -> Self:
         return self
@@ -136,6 +139,20 @@ class Hub:
         if self._context is not None:
             abandon(self._context)
             self._context = None
+
+
+_ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+
+
+@contextlib.contextmanager
+def _undisturbed(may_take_long: bool) -> Iterator[None]:
+    # A signal ends the wait for a context's threads, and pyzmq then takes the context for ended: a thread and its files
+    # would stay. Others may handle it meanwhile. What is to end the program may also end a wait that takes long.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - (_ENDING if may_take_long else set()))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _HUBS: weakref.WeakSet[Hub] = weakref.WeakSet()

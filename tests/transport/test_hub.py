@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import signal
 import threading
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -28,3 +30,29 @@ def test_c21_ctrl_c_in_the_middle_of_making_a_channel_does_not_keep_the_hub_from
     closing.join(20.0)
     assert not closing.is_alive()
     assert caught.type is KeyboardInterrupt
+
+
+def test_signals_while_it_closes_leave_no_thread_of_it_behind() -> None:
+    """A sampling profiler sends hundreds a second."""
+    closed, own = threading.Event(), threading.main_thread().ident
+    assert own is not None
+
+    def disturb() -> None:
+        while not closed.wait(0.0002):
+            signal.pthread_kill(own, signal.SIGUSR1)
+
+    numbers: list[int] = []
+    handler = signal.signal(signal.SIGUSR1, lambda number, frame: numbers.append(number))
+    before = len(list(Path("/proc/self/task").iterdir()))
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+    try:
+        for _ in range(100):
+            with Hub() as hub:
+                open_channel(hub, "router", bind=("tcp://127.0.0.1:0",))
+    finally:
+        closed.set()
+        disturber.join()
+        signal.signal(signal.SIGUSR1, handler)
+    assert len(numbers) > 10
+    assert len(list(Path("/proc/self/task").iterdir())) == before
