@@ -79,7 +79,8 @@ def _remarks(rows: dict[str, dict[str, Any]]) -> list[str]:
     if (ingest := rows.get("ingest ipc I")) is not None:
         remarks.append(
             f"A worker hands in rollouts of 57 MB at {ingest['gb_s']['median']:.1f} GB/s over ipc; the broker's loop "
-            f"was held up for {ingest['loop']['worst_ms']:.1f} ms at worst."
+            f"was held up for {ingest['loop']['worst_ms']:.1f} ms at worst, "
+            f"{ingest['loop']['worst_without_waiting_ms']:.1f} apart from waits for a processor."
         )
     few, many = rows.get("S at 64 rows"), rows.get("S at 65536 rows")
     if few is not None and many is not None:
